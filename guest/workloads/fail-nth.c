@@ -25,6 +25,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <linux/fanotify.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
@@ -337,6 +338,10 @@ static void calls(void) {
     mkdir("/tmp/fail-nth", 0700);
     int watcher = inotify_init1(IN_NONBLOCK);
     int watch = inotify_add_watch(watcher, "/tmp/fail-nth", IN_ALL_EVENTS);
+    int group = (int)syscall(SYS_fanotify_init, FAN_NONBLOCK, O_RDONLY);
+    (void)!syscall(SYS_fanotify_mark, group, FAN_MARK_ADD, FAN_OPEN | FAN_MODIFY | FAN_EVENT_ON_CHILD | FAN_ONDIR, AT_FDCWD, "/tmp/fail-nth");
+    int names = (int)syscall(SYS_fanotify_init, FAN_NONBLOCK | FAN_REPORT_DFID_NAME, O_RDONLY);
+    (void)!syscall(SYS_fanotify_mark, names, FAN_MARK_ADD | FAN_MARK_FILESYSTEM, FAN_CREATE | FAN_DELETE | FAN_MOVE, AT_FDCWD, "/tmp/fail-nth");
     int directory = open("/tmp/fail-nth", O_RDONLY | O_DIRECTORY);
     signal(SIGIO, SIG_IGN);
     if (directory >= 0) (void)!fcntl(directory, F_NOTIFY, DN_CREATE | DN_DELETE | DN_MULTISHOT);
@@ -400,6 +405,13 @@ static void calls(void) {
         (void)!read(watcher, events, sizeof events);
         (void)!inotify_rm_watch(watcher, watch);
         close(watcher);
+    }
+    for (int fd = group; fd >= 0; fd = fd == group ? names : -1) {
+        static struct fanotify_event_metadata told[64];
+        ssize_t left = read(fd, told, sizeof told);
+        for (struct fanotify_event_metadata *at = told; FAN_EVENT_OK(at, left); at = FAN_EVENT_NEXT(at, left))
+            if (at->fd >= 0) close(at->fd);
+        close(fd);
     }
     if (directory >= 0) close(directory);
     rmdir("/tmp/fail-nth");

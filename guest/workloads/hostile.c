@@ -33,6 +33,7 @@
 #include <linux/aio_abi.h>
 #include <stddef.h>
 #include <sys/eventfd.h>
+#include <linux/fanotify.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
 #include <sys/mount.h>
@@ -195,6 +196,13 @@ static void prepare_files(int index)
 	inotify_add_watch(watcher, ".", IN_ALL_EVENTS);
 	inotify_add_watch(watcher, "a", IN_ALL_EVENTS | IN_EXCL_UNLINK);
 	add(watcher);
+	/* Nothing is asked: an unanswered question would stop all processes. */
+	int group = (int)syscall(SYS_fanotify_init, FAN_NONBLOCK, O_RDWR);
+	syscall(SYS_fanotify_mark, group, FAN_MARK_ADD, FAN_OPEN | FAN_MODIFY | FAN_CLOSE | FAN_EVENT_ON_CHILD | FAN_ONDIR, AT_FDCWD, ".");
+	add(group);
+	group = (int)syscall(SYS_fanotify_init, FAN_NONBLOCK | FAN_REPORT_DFID_NAME | FAN_REPORT_FID, O_RDONLY);
+	syscall(SYS_fanotify_mark, group, FAN_MARK_ADD | FAN_MARK_FILESYSTEM, FAN_CREATE | FAN_DELETE | FAN_MOVE | FAN_ATTRIB | FAN_ONDIR, AT_FDCWD, ".");
+	add(group);
 	add((int)syscall(SYS_pidfd_open, getpid(), 0));
 	/* Faults on these pages wait until the process is killed, or are bus errors. */
 	int monitor = (int)syscall(SYS_userfaultfd, O_NONBLOCK | (index % 2));

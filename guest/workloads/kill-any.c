@@ -1086,7 +1086,7 @@ static const int bounded[] = {
 	SYS_futimesat, SYS_newfstatat, SYS_unlinkat, SYS_renameat, SYS_linkat, SYS_symlinkat, SYS_readlinkat, SYS_fchmodat, SYS_faccessat,
 	SYS_pselect6, SYS_ppoll, SYS_unshare, SYS_setns, SYS_pivot_root, SYS_get_robust_list, SYS_sync_file_range, SYS_utimensat, SYS_epoll_pwait, SYS_signalfd,
 	SYS_timerfd_create, SYS_eventfd, SYS_timerfd_settime, SYS_timerfd_gettime, SYS_accept4, SYS_signalfd4, SYS_eventfd2, SYS_epoll_create1,
-	SYS_inotify_init, SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch,
+	SYS_inotify_init, SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch, SYS_fanotify_init, SYS_fanotify_mark,
 	SYS_dup3, SYS_pipe2, SYS_rt_tgsigqueueinfo, SYS_recvmmsg, SYS_prlimit64, SYS_syncfs, SYS_getcpu, SYS_renameat2, SYS_memfd_create,
 	SYS_execveat, SYS_seccomp, SYS_membarrier, SYS_rseq, SYS_statx, SYS_io_uring_setup, SYS_openat2, SYS_faccessat2, 441 /* epoll_pwait2 */, 447 /* memfd_secret */, 448 /* process_mrelease */, 450 /* set_mempolicy_home_node */,
 	428 /* open_tree */, 429 /* move_mount */, 430 /* fsopen */, 431 /* fsconfig */, 432 /* fsmount */, 433 /* fspick */, 442 /* mount_setattr */,

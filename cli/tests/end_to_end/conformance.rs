@@ -340,6 +340,11 @@ fn frames() {
 }
 
 #[test]
+fn fanotify() {
+    conforms("fanotify");
+}
+
+#[test]
 fn framerings() {
     conforms("framerings");
 }

@@ -44,6 +44,9 @@ bitflags! {
         const PATH = 0o10_000_000;
         /// An unnamed file in a directory (without DIRECTORY's bit).
         const TMPFILE_BIT = 0o20_000_000;
+        /// The description's use is no event, since fanotify gives it to a reader (Linux:
+        /// FMODE_NONOTIFY). No program can request this.
+        const UNNOTIFIED = 0o400_000_000;
         /// All other bits, kept so that openat2 can refuse them.
         const _ = !0;
     }

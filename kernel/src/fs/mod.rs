@@ -15,7 +15,7 @@
 //! | [`device`] | drivers by device number |
 //! | [`locks`], [`leases`] | flock and record locks; leases |
 //! | [`overlay`] | one tree over another: changes go to the upper one |
-//! | [`notify`] | inotify: events on files |
+//! | [`notify`], [`fanotify`] | inotify and fanotify: events on files |
 //! | [`tmpfs`] | files in memory: the root, /dev, /tmp, memfd |
 //! | [`generated`], [`pseudo`] | files whose content is written when they are read, and trees of them |
 //! | [`procfs`], [`sysfs`] | /proc and /sys |
@@ -42,6 +42,7 @@ pub mod context;
 pub mod device;
 pub mod epoll;
 pub mod eventfd;
+pub mod fanotify;
 pub mod file;
 pub mod flags;
 pub mod generated;

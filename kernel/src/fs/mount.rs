@@ -98,6 +98,11 @@ pub struct FileHandle {
     pub count: usize,
 }
 
+impl FileHandle {
+    /// The type of all handles here, which is that of Linux' tmpfs and cgroup2 (FILEID_INO32_GEN).
+    pub const TYPE: u32 = 1;
+}
+
 /// The file of a handle, and the name by which it was found.
 pub type HandleTarget = (Arc<dyn Node>, Option<Arc<PathEntry>>);
 
@@ -127,11 +132,11 @@ pub trait FileSystem: Send + Sync {
     fn stacking(&self) -> u32 {
         0
     }
-    /// Returns the handle of the file at `place`, a place in the file system.
+    /// Returns the handle of `node`, which was found by `entry`, if that is known.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the file cannot have one; `ENOMEM`.
-    fn handle(&self, _place: &Path) -> Result<FileHandle> {
+    fn handle(&self, _node: &Arc<dyn Node>, _entry: Option<&PathEntry>) -> Result<FileHandle> {
         Err(Errno::EOPNOTSUPP)
     }
     /// Returns the file of a handle of type `kind`.

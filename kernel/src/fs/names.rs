@@ -118,7 +118,7 @@ fn open_or_create(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32)
             Err(Errno::ENOENT) => {
                 let new = new_node(walk, &parent.dir, NodeKind::Regular, mode, 0)?;
                 let create = || parent.dir.node.create(name, &new);
-                match report_new(&parent.dir, name, NodeKind::Regular, create) {
+                match report_new(&parent.dir, name, create) {
                     Ok(node) => {
                         let place = place_of(&parent.dir, node, name)?;
                         return open_place(walk, place, flags, Origin::Created);
@@ -173,6 +173,7 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
             return Err(Errno::EPERM);
         }
     }
+    notify::before_open(&place, Events::OPEN)?;
     let _permit = if truncates { Permit::new(&place.node, Purpose::Write)? } else { None };
     // Counted until the description counts itself: waiting for a lease may take long.
     let _writer = truncates.then(|| MountWriter::new(&place.mount)).transpose()?;
@@ -186,8 +187,8 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
     if !truncates && leases::are_there() {
         leases::before_open(&*opened.node(), flags)?;
     }
-    if truncates {
-        notify::file(&opened, Events::MODIFY);
+    if truncates && let Some(path) = opened.path() {
+        notify::place(path, Events::MODIFY);
     }
     Ok(opened)
 }
@@ -223,10 +224,14 @@ pub fn order_of_events(dir: &Path) -> Result<Option<KeptNames>> {
 }
 
 /// Makes a name in a directory by `make`, and notifies watches.
-fn report_new<R>(dir: &Path, name: &[u8], kind: NodeKind, make: impl FnOnce() -> Result<R>) -> Result<R> {
+fn report_new(
+    dir: &Path,
+    name: &[u8],
+    make: impl FnOnce() -> Result<Arc<dyn Node>>,
+) -> Result<Arc<dyn Node>> {
     let _order = order_of_events(dir)?;
     let made = make()?;
-    notify::entry(dir, name, kind, Events::CREATE);
+    notify::entry(dir, name, &made, Events::CREATE);
     Ok(made)
 }
 
@@ -247,7 +252,7 @@ fn free_name(walk: &PathWalk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
 pub fn make_dir(walk: &PathWalk<'_>, text: &[u8], mode: u32) -> Result<()> {
     let (parent, name) = free_name(walk, text)?;
     let new = new_node(walk, &parent.dir, NodeKind::Directory, mode & 0o1777, 0)?;
-    report_new(&parent.dir, &name, NodeKind::Directory, || parent.dir.node.create(&name, &new)).map(drop)
+    report_new(&parent.dir, &name, || parent.dir.node.create(&name, &new)).map(drop)
 }
 
 /// mknod(2), and bind(2) of a socket to a path. Returns the new node's place.
@@ -263,7 +268,7 @@ pub fn make_node(walk: &PathWalk<'_>, text: &[u8], kind: NodeKind, mode: u32, rd
         return Err(Errno::EPERM);
     }
     let new = new_node(walk, &parent.dir, kind, mode, rdev)?;
-    let node = report_new(&parent.dir, &name, kind, || parent.dir.node.create(&name, &new))?;
+    let node = report_new(&parent.dir, &name, || parent.dir.node.create(&name, &new))?;
     place_of(&parent.dir, node, &name)
 }
 
@@ -278,7 +283,7 @@ pub fn symlink(walk: &PathWalk<'_>, target: &[u8], text: &[u8]) -> Result<()> {
     }
     let new = new_node(walk, &parent.dir, NodeKind::Symlink, 0o777, 0)?;
     let make = || parent.dir.node.symlink(&name, target, &new);
-    report_new(&parent.dir, &name, NodeKind::Symlink, make).map(drop)
+    report_new(&parent.dir, &name, make).map(drop)
 }
 
 /// link(2): gives `old` another name.

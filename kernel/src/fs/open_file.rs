@@ -108,12 +108,30 @@ impl OpenFile {
     /// # Errors
     /// `ETXTBSY` if the file is open for writing.
     pub fn of_program(file: Arc<dyn File>, path: Option<Path>) -> Result<Arc<Self>> {
+        if let Some(path) = &path {
+            notify::before_open(path, Events::OPEN | Events::OPENED_TO_RUN)?;
+        }
         let permit = Permit::new(&file.node(), Purpose::Run)?;
         let opened = Self::with_permit(file, path, OpenFlags::empty(), permit);
         if leases::are_there() {
             leases::before_open(&*opened.node(), OpenFlags::empty())?;
         }
-        notify::file(&opened, Events::OPEN);
+        notify::file(&opened, Events::OPEN | Events::OPENED_TO_RUN);
+        Ok(opened)
+    }
+
+    /// Makes a description whose use is no event.
+    ///
+    /// # Errors
+    /// Those of [`OpenFile::new`].
+    #[cold]
+    pub fn unnotified(file: Arc<dyn File>, path: Path, flags: OpenFlags) -> Result<Arc<Self>> {
+        let permit = if flags.writes() { Permit::new(&file.node(), Purpose::Write)? } else { None };
+        let opened = Self::with_permit(file, Some(path), flags, permit);
+        opened.flags.fetch_or(OpenFlags::UNNOTIFIED.bits(), Ordering::Relaxed);
+        if let Some(mount) = written_mount(opened.path(), flags) {
+            mount.writable()?;
+        }
         Ok(opened)
     }
 
@@ -246,6 +264,15 @@ impl OpenFile {
         if self.flags().contains(OpenFlags::PATH) { Err(Errno::EBADF) } else { Ok(()) }
     }
 
+    /// Asks whether the file may be read. Code that reads through the [`File`] itself calls this.
+    ///
+    /// # Errors
+    /// `EPERM` if a fanotify group denies it; `EINTR` if the caller is killed.
+    #[inline]
+    pub fn will_read(&self) -> Result<()> {
+        notify::before_read(self)
+    }
+
     /// Notifies watches that `count` bytes were read. Code that reads through the [`File`] itself
     /// calls this.
     #[inline]
@@ -271,6 +298,7 @@ impl OpenFile {
     #[inline]
     fn read_untold(&self, sink: &mut dyn Sink) -> Result<usize> {
         self.check_readable()?;
+        notify::before_read(self)?;
         if self.file.seekable() == Seekable::Stream {
             return self.file.read_at(0, sink, self.blocking());
         }
@@ -313,6 +341,7 @@ impl OpenFile {
     pub fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         self.check_readable()?;
         self.check_seekable()?;
+        notify::before_read(self)?;
         self.file.read_at(offset, sink, self.blocking()).inspect(|&count| self.has_read(count))
     }
 
@@ -353,6 +382,7 @@ impl OpenFile {
 
     /// Fills `bytes` from `offset` on for the kernel itself. Returns how many bytes were read.
     pub fn read_kernel(&self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
+        notify::before_read(self)?;
         let mut done = 0;
         while done < bytes.len() {
             let mut sink = super::bytes::SliceSink::new(&mut bytes[done..]);
@@ -414,6 +444,7 @@ impl OpenFile {
     /// The position is moved after the last accepted entry.
     pub fn read_dir(&self, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         self.check_not_path()?;
+        notify::before_read(self)?;
         let mut offset = self.offset.lock_killable()?;
         let mut reached = *offset;
         let result = self.file.read_dir(*offset, &mut |entry| {

@@ -52,6 +52,8 @@ pub trait ThreadOwner: Send + Sync {
     fn label(&self) -> ([u8; 16], u32);
     /// The thread's number in its PID namespace.
     fn number(&self) -> i32;
+    /// The ID of the process.
+    fn process_id(&self) -> u32;
     /// Makes and starts a kernel thread that runs `body`.
     ///
     /// # Errors

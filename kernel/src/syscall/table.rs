@@ -280,6 +280,8 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (296, Plain(crate::fs::calls::sys_pwritev)),
     (297, Plain(crate::task::signal::calls::sys_rt_tgsigqueueinfo)),
     (299, Plain(crate::socket::calls::sys_recvmmsg)),
+    (300, Plain(crate::fs::fanotify::calls::sys_fanotify_init)),
+    (301, Plain(crate::fs::fanotify::calls::sys_fanotify_mark)),
     (302, Plain(crate::task::calls::sys_prlimit64)),
     (303, Plain(crate::fs::calls::sys_name_to_handle_at)),
     (304, Plain(crate::fs::calls::sys_open_by_handle_at)),

@@ -93,8 +93,10 @@ fn choose(top: AccountId, total: u64) -> Result<Victim, OomKill> {
     worst.ok_or(OomKill::Nobody)
 }
 
-/// Kills the victim, and logs its name and the reason.
-fn kill(Victim(score, victim): &Victim, why: core::fmt::Arguments<'_>) {
+/// Kills the victim, and logs its name and the reason. Kprobes find it by Linux' name.
+#[cold]
+#[inline(never)]
+fn oom_kill_process(Victim(score, victim): &Victim, why: core::fmt::Arguments<'_>) {
     let name = victim.name();
     let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
     let (by, pid) = (current().process().pid, victim.pid);
@@ -114,7 +116,7 @@ pub fn oom_kill(doing: &'static str) -> OomKill {
     let _turn = TURN.lock();
     match choose(AccountId::ROOT, crate::mem::frames().managed_frames()) {
         Ok(victim) => {
-            kill(&victim, format_args!("{doing}"));
+            oom_kill_process(&victim, format_args!("{doing}"));
             OomKill::Killed
         }
         Err(why) => why,
@@ -131,7 +133,7 @@ pub fn kill_charged(top: AccountId) -> bool {
         Err(why) => return why == OomKill::Ending,
     };
     let account = victim.1.space().account();
-    kill(&victim, format_args!("memory.max of its group"));
+    oom_kill_process(&victim, format_args!("memory.max of its group"));
     accounts.note(account, AccountEvent::OomKill);
     tell_of(account);
     if let Some(together) = accounts.ends_together(account, top) {

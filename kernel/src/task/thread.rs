@@ -379,6 +379,9 @@ impl ThreadOwner for Task {
     fn number(&self) -> i32 {
         self.number() as i32
     }
+    fn process_id(&self) -> u32 {
+        self.process.pid
+    }
     fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
         super::spawn::spawn_kernel(name, body)
     }

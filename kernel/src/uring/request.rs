@@ -181,6 +181,7 @@ pub enum Buffers {
 fn read(file: &OpenFile, offset: u64, to: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
     match offset {
         _ if file.file().seekable() == Seekable::Stream => {
+            file.will_read()?;
             file.file().read_at(0, to, blocking).inspect(|&count| file.has_read(count))
         }
         CURRENT => file.read(to),

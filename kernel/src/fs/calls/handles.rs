@@ -4,6 +4,7 @@ use super::{
     AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_FOLLOW, as_caller, file, only, place_at, with_files, with_process,
 };
 use crate::fs::flags::OpenFlags;
+use crate::fs::mount::FileHandle;
 use crate::fs::path::Path;
 use crate::fs::table::OnExec;
 use crate::fs::walk::Final;
@@ -17,8 +18,6 @@ use crate::{Errno, Result};
 const MOST_BYTES: u32 = 128;
 /// Bytes of `struct file_handle` before the handle: its length and its type, of four bytes each.
 const HEAD: u64 = 8;
-/// The type of all handles here, which is that of Linux' tmpfs and cgroup2 (FILEID_INO32_GEN).
-const TYPE: u32 = 1;
 /// The type that a program gets with the needed length (FILEID_INVALID).
 const NO_TYPE: u32 = 0xff;
 
@@ -28,7 +27,7 @@ pub fn sys_name_to_handle_at(args: &Args) -> Result<i64> {
     only(flags, AT_SYMLINK_FOLLOW | AT_EMPTY_PATH)?;
     let last = if flags & AT_SYMLINK_FOLLOW != 0 { Final::Follow } else { Final::Stop };
     let place = place_at(args.fd(0), args[1], flags, last)?;
-    let handle = place.mount.file_system().handle(&place)?;
+    let handle = place.mount.file_system().handle(&place.node, place.entry.as_deref())?;
     let bytes = 4 * handle.count as u32;
     let [room, _] = UserPtr::<[u32; 2]>::new(args[2]).read()?;
     if room > MOST_BYTES {
@@ -39,7 +38,7 @@ pub fn sys_name_to_handle_at(args: &Args) -> Result<i64> {
         UserPtr::new(args[2]).write(&[bytes, NO_TYPE])?;
         return Err(Errno::EOVERFLOW);
     }
-    UserPtr::new(args[2]).write(&[bytes, TYPE])?;
+    UserPtr::new(args[2]).write(&[bytes, FileHandle::TYPE])?;
     UserPtr::new(args[2] + HEAD).write_slice(&handle.words[..handle.count]).map(|()| 0)
 }
 

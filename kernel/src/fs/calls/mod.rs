@@ -167,7 +167,7 @@ pub fn open_path(address: u64, flags: super::OpenFlags) -> Result<Arc<OpenFile>>
 }
 
 /// The place of an open file. Nameless files are in a mount of their own.
-fn place_of(file: &OpenFile) -> Path {
+pub(in crate::fs) fn place_of(file: &OpenFile) -> Path {
     file.path().cloned().unwrap_or_else(|| root::unnamed_place(file.node()))
 }
 

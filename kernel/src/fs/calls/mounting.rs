@@ -376,9 +376,10 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Ends the watches of a file system that is no longer mounted. If there are other mount
-/// namespaces, it may be mounted in them, so the watches stay.
+/// Ends the marks of a mount, and the watches of a file system that is no longer mounted. If there
+/// are other mount namespaces, it may be mounted in them, so the watches stay.
 fn tell_unmounted(gone: &Mount) {
+    notify::mount_ended(gone.id());
     let device = gone.file_system().device();
     if userns::count(NamespaceKind::Mount) != 0 || !notify::watches_in(device) {
         return;

@@ -27,7 +27,7 @@ use self::dir::GroupDir;
 use super::device::unnamed_device;
 use super::mount::{FileHandle, FileSystem, FsStats, HandleTarget};
 use super::node::{Identity, Node};
-use super::path::{Path, PathEntry};
+use super::path::PathEntry;
 use super::{OpenFile, notify};
 use crate::cgroup::{self, Group, Notice};
 use crate::sync::{Mutex, MutexGuard};
@@ -141,8 +141,8 @@ impl FileSystem for CgroupFs {
     }
 
     /// A handle is the inode number, that is, for a directory the group's ID (Linux' kernfs).
-    fn handle(&self, place: &Path) -> Result<FileHandle> {
-        let Identity { device, inode } = place.node.identity();
+    fn handle(&self, node: &Arc<dyn Node>, _entry: Option<&PathEntry>) -> Result<FileHandle> {
+        let Identity { device, inode } = node.identity();
         if device != self.device() {
             return Err(Errno::EOPNOTSUPP);
         }

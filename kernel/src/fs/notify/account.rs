@@ -1,5 +1,6 @@
-//! The instances and watches of each user, and the limits of /proc/sys/fs/inotify. An instance
-//! belongs to the effective user of its maker, as in Linux' ucounts.
+//! The instances and watches of each user, and the limits of /proc/sys/fs/inotify and
+//! /proc/sys/fs/fanotify. An instance belongs to the effective user of its maker, as in Linux'
+//! ucounts.
 //!
 //! A [`Charge`] is one unit in a user's account. Dropping it frees the unit. The accounts' lock is
 //! the last in the lock order.
@@ -46,14 +47,24 @@ pub static MAX_USER_INSTANCES: Limit = Limit::new(128);
 /// GiB.
 pub static MAX_USER_WATCHES: Limit = Limit::new(65536);
 
+/// Largest number of events that wait in a fanotify group, for groups made from now on.
+pub static MAX_GROUP_EVENTS: Limit = Limit::new(16384);
+/// Largest number of fanotify groups of one user.
+pub static MAX_USER_GROUPS: Limit = Limit::new(128);
+/// Largest number of fanotify marks of one user. Linux derives it from memory, like that of
+/// watches.
+pub static MAX_USER_MARKS: Limit = Limit::new(65536);
+
 /// The things that an account counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Resource {
     Instance = 0,
     Watch = 1,
+    Group = 2,
+    Mark = 3,
 }
 
-static ACCOUNTS: SpinLock<Map<u32, [u64; 2]>> = SpinLock::new(Map::new());
+static ACCOUNTS: SpinLock<Map<u32, [u64; 4]>> = SpinLock::new(Map::new());
 
 /// One unit in a user's account.
 #[derive(Debug)]
@@ -66,11 +77,13 @@ impl Charge {
     /// Charges `user` with one more of `resource`.
     ///
     /// # Errors
-    /// `EMFILE` for an instance and `ENOSPC` for a watch beyond the limit; `ENOMEM`.
+    /// `EMFILE` for an instance or group, `ENOSPC` for a watch or mark beyond the limit; `ENOMEM`.
     pub fn new(user: u32, resource: Resource) -> Result<Self> {
         let (limit, full) = match resource {
             Resource::Instance => (&MAX_USER_INSTANCES, Errno::EMFILE),
             Resource::Watch => (&MAX_USER_WATCHES, Errno::ENOSPC),
+            Resource::Group => (&MAX_USER_GROUPS, Errno::EMFILE),
+            Resource::Mark => (&MAX_USER_MARKS, Errno::ENOSPC),
         };
         let mut accounts = ACCOUNTS.lock();
         let mut counts = accounts.get(&user).copied().unwrap_or_default();
@@ -88,7 +101,7 @@ impl Drop for Charge {
         let mut accounts = ACCOUNTS.lock();
         let Some(counts) = accounts.get_mut(&self.user) else { return };
         counts[self.resource as usize] -= 1;
-        if *counts == [0; 2] {
+        if *counts == [0; 4] {
             accounts.remove(&self.user);
         }
     }
@@ -100,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    fn counts(user: u32) -> Option<[u64; 2]> {
+    fn counts(user: u32) -> Option<[u64; 4]> {
         ACCOUNTS.lock().get(&user).copied()
     }
 

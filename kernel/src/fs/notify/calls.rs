@@ -38,7 +38,8 @@ pub fn sys_inotify_init1(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_inotify_add_watch(args: &Args) -> Result<i64> {
-    let is_valid = |mask: &Events| !mask.is_empty() && !mask.contains(Events::RENAMED_WITHIN);
+    let is_valid =
+        |mask: &Events| !mask.is_empty() && !mask.intersects(Events::RENAMED_WITHIN | Events::OPENED_TO_RUN);
     let mask = Events::from_bits(args.uint(2)).filter(is_valid).ok_or(Errno::EINVAL)?;
     let process = task::current().process().clone();
     let file = process.file(args.fd(0))?;

@@ -1,4 +1,4 @@
-//! inotify(7) and F_NOTIFY: notify programs of events on files.
+//! inotify(7), fanotify(7) and F_NOTIFY: notify programs of events on files.
 //!
 //! Code that uses a file or changes a name calls one of the hooks here: [`file()`] for an open
 //! file, [`place()`] for a path, [`node()`] for an inode alone, [`entry()`] for a name in a
@@ -11,7 +11,8 @@
 //! | [`instance`] | an instance as a file: its watches by number, its queue |
 //! | [`watches`] | the watches of an inode, found by its identity |
 //! | [`dnotify`] | signals to the owner of an open directory (F_NOTIFY) |
-//! | [`account`] | instances and watches per user, and the limits |
+//! | [`fanotify`] | marks, and groups that are told of events or asked for permission |
+//! | [`account`] | instances, groups, watches and marks per user, and the limits |
 //! | [`calls`] | the system calls |
 //!
 //! **Protocol.** An event is queued while the inode's stripe is locked and the watch is in the
@@ -36,6 +37,7 @@
 mod account;
 pub mod calls;
 pub mod dnotify;
+pub mod fanotify;
 mod instance;
 #[cfg(test)]
 mod model;
@@ -49,7 +51,10 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 use bitflags::bitflags;
 use freehold_collections::Arc;
 
-pub use account::{Limit, MAX_QUEUED_EVENTS, MAX_USER_INSTANCES, MAX_USER_WATCHES};
+pub use account::{
+    Limit, MAX_GROUP_EVENTS, MAX_QUEUED_EVENTS, MAX_USER_GROUPS, MAX_USER_INSTANCES, MAX_USER_MARKS,
+    MAX_USER_WATCHES,
+};
 pub use instance::InotifyFile;
 
 use super::metadata::KeptNames;
@@ -57,7 +62,8 @@ use super::node::{Identity, Node, NodeKind, Presence, SetMetadata};
 use super::open_file::OpenFile;
 use super::path::{self, Path, PathEntry};
 use super::{OpenFlags, RenameFlags};
-use crate::Errno;
+use crate::{Errno, Result};
+use fanotify::NamePlace;
 
 bitflags! {
     /// The bits of a watch's mask and of an event, with inotify(7)'s values.
@@ -87,8 +93,10 @@ bitflags! {
         const DELETE_SELF = 0x400;
         /// The inode itself was renamed.
         const MOVE_SELF = 0x800;
+        /// Opened by execve. Reported by fanotify only.
+        const OPENED_TO_RUN = 0x1000;
         /// A name changed to another one of the same directory (Linux: FS_RENAME for F_NOTIFY).
-        const RENAMED_WITHIN = 0x1000;
+        const RENAMED_WITHIN = 0x80_0000;
         /// The file system was unmounted.
         const UNMOUNT = 0x2000;
         /// Events were lost.
@@ -154,9 +162,45 @@ pub fn file(file: &OpenFile, events: Events) {
 
 #[cold]
 fn tell_file(file: &OpenFile, events: Events) {
-    if let Some(path) = file.path().filter(|_| !file.flags().contains(OpenFlags::PATH)) {
+    if let Some(path) = told_path(file) {
         tell_place(path, events, ByFile::Yes);
     }
+}
+
+/// Returns the place of a file whose use is an event.
+fn told_path(file: &OpenFile) -> Option<&Path> {
+    file.path().filter(|_| !file.flags().intersects(OpenFlags::PATH | OpenFlags::UNNOTIFIED))
+}
+
+/// Asks whether the file at `path` may be opened, by execve if `events` says so.
+///
+/// # Errors
+/// `EPERM` if a fanotify group denies it; `EINTR` if the caller is killed.
+#[inline]
+pub fn before_open(path: &Path, events: Events) -> Result<()> {
+    if is_watching() { ask_open(path, events) } else { Ok(()) }
+}
+
+#[cold]
+fn ask_open(path: &Path, events: Events) -> Result<()> {
+    if events.contains(Events::OPENED_TO_RUN) {
+        fanotify::ask(path, fanotify::FanMask::OPEN_EXEC_PERM)?;
+    }
+    fanotify::ask(path, fanotify::FanMask::OPEN_PERM)
+}
+
+/// Asks whether an open file may be read.
+///
+/// # Errors
+/// `EPERM` if a fanotify group denies it; `EINTR` if the caller is killed.
+#[inline]
+pub fn before_read(file: &OpenFile) -> Result<()> {
+    if is_watching() { ask_read(file) } else { Ok(()) }
+}
+
+#[cold]
+fn ask_read(file: &OpenFile) -> Result<()> {
+    told_path(file).map_or(Ok(()), |path| fanotify::ask(path, fanotify::FanMask::ACCESS_PERM))
 }
 
 /// Notifies watches that an open file was closed for good.
@@ -207,6 +251,7 @@ enum ByFile {
 /// Notifies the directory's watches, then the inode's own.
 #[cold]
 fn tell_place(path: &Path, mut events: Events, by_file: ByFile) {
+    fanotify::tell_place(path, events, by_file);
     let mut presence = Presence::Linked;
     if path.node.kind() == NodeKind::Directory {
         events |= Events::ISDIR;
@@ -285,20 +330,22 @@ fn tell_node(node: &Arc<dyn Node>, mut events: Events) {
     let is_plain = events.intersects(Events::MOVE_SELF | Events::DELETE_SELF);
     events.set(Events::ISDIR, node.kind() == NodeKind::Directory && !is_plain);
     watches::tell(node.identity(), &FileEvent::of_inode(events));
+    fanotify::tell_node(node, events);
 }
 
-/// Notifies watches that a name of a node of `kind` was made or removed in `dir`.
+/// Notifies watches that a name of `target` was made or removed in `dir`.
 #[inline]
-pub fn entry(dir: &Path, name: &[u8], kind: NodeKind, events: Events) {
+pub fn entry(dir: &Path, name: &[u8], target: &Arc<dyn Node>, events: Events) {
     if is_watching() {
-        tell_entry(dir, name, kind, events, 0);
+        tell_entry(dir, name, target, events, 0);
     }
 }
 
 #[cold]
-fn tell_entry(dir: &Path, name: &[u8], kind: NodeKind, mut events: Events, cookie: u32) {
-    events.set(Events::ISDIR, kind == NodeKind::Directory);
+fn tell_entry(dir: &Path, name: &[u8], target: &Arc<dyn Node>, mut events: Events, cookie: u32) {
+    events.set(Events::ISDIR, target.kind() == NodeKind::Directory);
     watches::tell(dir.node.identity(), &FileEvent { events, cookie, name, presence: Presence::Linked });
+    fanotify::tell_entry(NamePlace { dir: &dir.node, name }, target, events);
 }
 
 /// Notifies watches that `target` has got the name `name` in `dir`.
@@ -307,7 +354,7 @@ pub fn linked(dir: &Path, name: &[u8], target: &Arc<dyn Node>) {
     if is_watching() {
         watches::keep(target);
         node(target, Events::ATTRIB);
-        entry(dir, name, target.kind(), Events::CREATE);
+        entry(dir, name, target, Events::CREATE);
     }
 }
 
@@ -328,13 +375,16 @@ pub fn unlinked(dir: &Path, name: &[u8], gone: Arc<dyn Node>, names: KeptNames) 
 
 #[cold]
 fn tell_unlinked(dir: &Path, name: &[u8], gone: Arc<dyn Node>) {
-    let kind = gone.kind();
-    if kind != NodeKind::Directory {
+    let mut events = Events::DELETE;
+    if gone.kind() == NodeKind::Directory {
+        events |= Events::ISDIR;
+    } else {
         node(&gone, Events::ATTRIB);
     }
     watches::let_go_if_nameless(&gone);
+    fanotify::tell_entry(NamePlace { dir: &dir.node, name }, &gone, events);
     drop(gone);
-    entry(dir, name, kind, Events::DELETE);
+    watches::tell(dir.node.identity(), &FileEvent { events, cookie: 0, name, presence: Presence::Linked });
 }
 
 /// A name in a directory and the inode there.
@@ -379,10 +429,12 @@ fn tell_renamed(
         |from: (&Path, &[u8]), to: (&Path, &[u8]), target: &Arc<dyn Node>, victim: Option<&Arc<dyn Node>>| {
             let cookie = COOKIE.fetch_add(1, Ordering::Relaxed);
             if from.0.node.identity() == to.0.node.identity() {
-                tell_entry(from.0, from.1, target.kind(), Events::RENAMED_WITHIN, 0);
+                tell_entry(from.0, from.1, target, Events::RENAMED_WITHIN, 0);
             }
-            tell_entry(from.0, from.1, target.kind(), Events::MOVED_FROM, cookie);
-            tell_entry(to.0, to.1, target.kind(), Events::MOVED_TO, cookie);
+            let [old, new] = [from, to].map(|(dir, name)| NamePlace { dir: &dir.node, name });
+            fanotify::tell_rename(old, new, target);
+            tell_entry(from.0, from.1, target, Events::MOVED_FROM, cookie);
+            tell_entry(to.0, to.1, target, Events::MOVED_TO, cookie);
             if let Some(victim) = victim {
                 node(victim, Events::ATTRIB);
             }
@@ -432,6 +484,15 @@ pub fn watches_in(device: u64) -> bool {
 /// Tells that the file system with this device number is mounted nowhere any more.
 pub fn unmounted(device: u64) {
     if is_watching() {
+        watches::end_marks(fanotify::MarkedObject::device_identity(device));
         watches::unmounted(device);
+    }
+}
+
+/// Tells that a mount has ended.
+#[inline]
+pub fn mount_ended(id: u64) {
+    if is_watching() {
+        watches::end_marks(fanotify::MarkedObject::mount_identity(id));
     }
 }

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 use freehold_collections::{Arc, Map, Receiver, reserve::ArcMethods};
 
 use super::account::Charge;
+use super::fanotify::{FanMask, Mark};
 use super::instance::{Instance, Readers};
 use super::queue::EventRecord;
 use super::{Events, FileEvent};
@@ -23,8 +24,12 @@ use crate::sync::{News, SpinLock, SpinLockGuard, Wake};
 pub(super) static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The place of a watch among those of its inode: 0 and the number of an instance, or the numbers
-/// of a table of descriptors and of an open description.
+/// of a table of descriptors and of an open description, or a number from [`FIRST_MARK`] on and the
+/// number of a fanotify group.
 pub(super) type WatchKey = [u64; 2];
+
+/// The first key of fanotify's marks.
+pub(super) const FIRST_MARK: u64 = u64::MAX - 2;
 
 /// The receiver of a watch's events.
 pub(super) enum EventTarget {
@@ -32,6 +37,8 @@ pub(super) enum EventTarget {
     Instance(Arc<Instance>),
     /// A holder, which is told of each.
     Holder(Arc<dyn Wake>),
+    /// A fanotify group, which is told by [`super::fanotify`].
+    Mark(Mark),
 }
 
 /// A watch of one inode.
@@ -67,6 +74,7 @@ impl InodeWatch {
         let always = match self.target {
             EventTarget::Instance(_) => Events::UNMOUNT,
             EventTarget::Holder(_) => Events::empty(),
+            EventTarget::Mark(_) => return Rest::Nothing,
         };
         let is_asked_for = event.events.intersects(mask & Events::ANSWERED | always);
         let is_excluded = mask.contains(Events::EXCL_UNLINK) && event.presence == Presence::Removed;
@@ -75,9 +83,11 @@ impl InodeWatch {
         }
         let readers = match &self.target {
             EventTarget::Instance(instance) => {
-                instance.queue(&EventRecord::new(self.number, event.events, event.cookie, event.name))
+                let events = event.events.difference(Events::OPENED_TO_RUN);
+                instance.queue(&EventRecord::new(self.number, events, event.cookie, event.name))
             }
             EventTarget::Holder(_) => Readers::Wait,
+            EventTarget::Mark(_) => Readers::None,
         };
         match readers {
             _ if mask.contains(Events::ONESHOT) => Rest::End,
@@ -91,6 +101,7 @@ impl InodeWatch {
         match &self.target {
             EventTarget::Instance(instance) => instance.tell_readers(),
             EventTarget::Holder(holder) => holder.announce(News::Message),
+            EventTarget::Mark(_) => {}
         }
     }
 
@@ -108,6 +119,8 @@ enum Pin {
     Held(Arc<dyn Node>),
     /// The inode has no name. Its address identifies it until its end.
     Nameless(usize),
+    /// The identity stands for a mount or a file system.
+    NoInode,
 }
 
 struct Watched {
@@ -206,15 +219,32 @@ impl InodeWatch {
     /// # Errors
     /// `ENOMEM`.
     pub fn attach(self: &Receiver<Self>, node: &Arc<dyn Node>) -> Result<()> {
+        self.enter(Pin::Held(node.clone()))?;
+        // The inode's last name may have been removed before the entry existed, or before COUNT was
+        // above 0.
+        fence(Ordering::SeqCst);
+        let_go_if_nameless(node);
+        Ok(())
+    }
+
+    /// Like [`attach`](Self::attach), for a mount or a file system.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn attach_to_many(self: &Receiver<Self>) -> Result<()> {
+        self.enter(Pin::NoInode)
+    }
+
+    fn enter(self: &Receiver<Self>, pin: Pin) -> Result<()> {
         // Counted first: a hook that reads 0 looks for no entry.
         COUNT.fetch_add(1, Ordering::SeqCst);
-        let mut unused = None;
+        let (mut unused, mut spare) = (None, Some(pin));
         let attached = {
             let mut entries = stripe(self.identity).lock();
             let entered = match entries.get(&self.identity) {
                 Some(_) => Ok(()),
                 None => {
-                    let watched = Watched { pin: Pin::Held(node.clone()), watches: Map::new() };
+                    let watched = Watched { pin: spare.take().unwrap_or(Pin::NoInode), watches: Map::new() };
                     entries.try_insert(self.identity, watched).map(drop)
                 }
             };
@@ -232,16 +262,11 @@ impl InodeWatch {
             }
             added
         };
-        drop(unused);
+        drop((unused, spare));
         if !matches!(attached, Ok(None)) {
             COUNT.fetch_sub(1, Ordering::SeqCst);
         }
-        drop(attached?);
-        // The inode's last name may have been removed before the entry existed, or before COUNT was
-        // above 0.
-        fence(Ordering::SeqCst);
-        let_go_if_nameless(node);
-        Ok(())
+        attached.map(drop).map_err(Into::into)
     }
 
     /// Takes the watch out of its entry. Returns whether it was there. If so, the caller must end
@@ -254,7 +279,11 @@ impl InodeWatch {
     /// Queues IN_IGNORED. The watch was detached before, so no event follows.
     pub fn end(&self) {
         COUNT.fetch_sub(1, Ordering::SeqCst);
-        let EventTarget::Instance(instance) = &self.target else { return };
+        let instance = match &self.target {
+            EventTarget::Instance(instance) => instance,
+            EventTarget::Holder(_) => return,
+            EventTarget::Mark(mark) => return mark.ended(self.number),
+        };
         instance.forget(self.number);
         instance.queue(&EventRecord::new(self.number, Events::IGNORED, 0, b""));
         instance.tell_readers();
@@ -269,6 +298,11 @@ pub(super) fn with_watch<R>(
 ) -> Option<R> {
     let entries = stripe(identity).lock();
     entries.get(&identity)?.watches.get(&key).map(|watch| change(watch))
+}
+
+/// Returns the watch of an inode, mount or file system that has this key, if there is one.
+pub(super) fn find(identity: Identity, key: WatchKey) -> Option<Arc<InodeWatch>> {
+    stripe(identity).lock().get(&identity)?.watches.get(&key).cloned()
 }
 
 /// Ends the inode's watch that has this key, if there is one.
@@ -310,6 +344,11 @@ fn replace_pin(node: &Arc<dyn Node>, pin: Pin) -> Option<Pin> {
 /// Ends all watches of an entry; each gets `event` first.
 fn end_all(mut watched: Watched, event: &FileEvent<'_>) {
     while let Some((_, watch)) = watched.watches.pop_first() {
+        if let EventTarget::Mark(mark) = &watch.target
+            && event.events.contains(Events::DELETE_SELF)
+        {
+            mark.object_deleted(FanMask::from_bits_retain(watch.mask().bits()));
+        }
         if watch.tell(event) != Rest::Nothing {
             watch.announce();
         }
@@ -338,6 +377,21 @@ fn first_in(entries: &Map<Identity, Watched>, device: u64) -> Option<Identity> {
 /// Whether an inode of this file system is watched.
 pub(super) fn any_in(device: u64) -> bool {
     ENTRIES.iter().any(|stripe| first_in(&stripe.lock(), device).is_some())
+}
+
+/// Returns the next fanotify mark of an inode, mount or file system behind the key `last`.
+pub(super) fn mark_after(identity: Identity, last: WatchKey) -> Option<Arc<InodeWatch>> {
+    let entries = stripe(identity).lock();
+    let mut later = entries.get(&identity)?.watches.iter_from(Bound::Excluded(&last));
+    later.next().map(|(_, watch)| watch.clone())
+}
+
+/// Ends the marks of a mount or of a file system as a whole.
+pub(super) fn end_marks(identity: Identity) {
+    let gone = stripe(identity).lock().remove(&identity);
+    if let Some(watched) = gone {
+        end_all(watched, &FileEvent::of_inode(Events::UNMOUNT));
+    }
 }
 
 /// Ends the watches of all inodes of a file system that is not mounted any more.

@@ -315,6 +315,7 @@ pub fn sys_splice(args: &Args) -> Result<i64> {
     let files = crate::task::current().process().files();
     let (from, to) = (files.get(args.fd(0))?, files.get(args.fd(2))?);
     from.check_readable()?;
+    from.will_read()?;
     to.check_writable()?;
     let (from_offset, to_offset) = (UserPtr::<u64>::new(args[1]), UserPtr::<u64>::new(args[3]));
     if length == 0 {
@@ -364,6 +365,7 @@ pub fn sys_tee(args: &Args) -> Result<i64> {
     let files = crate::task::current().process().files();
     let (from, to) = (files.get(args.fd(0))?, files.get(args.fd(1))?);
     from.check_readable()?;
+    from.will_read()?;
     to.check_writable()?;
     let (Some(source), Some(sink)) = (PipeEnd::pipe_of(&from), PipeEnd::pipe_of(&to)) else {
         return Err(Errno::EINVAL);

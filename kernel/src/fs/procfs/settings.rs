@@ -275,7 +275,7 @@ pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     fs.generated("aio-max-nr", 0o644, Number { get: requests::most, set });
     fill_pipes(&fs);
     fill_leases(&fs);
-    fill_inotify(&root.dirs("sys/fs/inotify"));
+    fill_notify(&root.dirs("sys/fs/inotify"), &root.dirs("sys/fs/fanotify"));
     fill_epoll(&root.dirs("sys/fs/epoll"));
     fill_mqueue(&root.dirs("sys/fs/mqueue"));
     for name in ["protected_hardlinks", "protected_symlinks", "protected_fifos", "protected_regular"] {
@@ -549,11 +549,15 @@ macro_rules! limits_in {
     };
 }
 
-/// Adds the limits of inotify.
-fn fill_inotify(inotify: &Arc<PseudoDir>) {
+/// Adds the limits of inotify and fanotify.
+fn fill_notify(inotify: &Arc<PseudoDir>, fanotify: &Arc<PseudoDir>) {
     limits_in!(
         inotify, notify: "max_queued_events" => MAX_QUEUED_EVENTS,
         "max_user_instances" => MAX_USER_INSTANCES, "max_user_watches" => MAX_USER_WATCHES
+    );
+    limits_in!(
+        fanotify, notify: "max_queued_events" => MAX_GROUP_EVENTS,
+        "max_user_groups" => MAX_USER_GROUPS, "max_user_marks" => MAX_USER_MARKS
     );
 }
 

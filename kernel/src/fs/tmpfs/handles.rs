@@ -37,7 +37,8 @@ impl Handles {
         Self { generation: spin::Once::new(), files: SpinLock::new(Map::new()) }
     }
 
-    /// Makes the handle of `node`, which was found by `entry`.
+    /// Makes the handle of `node`, which was found by `entry`. Without one, an entry that is known
+    /// from before stays.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -50,8 +51,15 @@ impl Handles {
         let found =
             entry.and_then(|entry| Some((TmpNode::of(&entry.dir)?.me.clone(), reserve::slice(&entry.name))));
         node.has_handle.store(true, Ordering::Relaxed);
-        let before =
-            self.files.lock().try_insert(node.inode, HandleEntry { node: node.me.clone(), found })?;
+        let before = {
+            let mut files = self.files.lock();
+            let is_known = found.is_none() && files.contains_key(&node.inode);
+            if is_known {
+                None
+            } else {
+                files.try_insert(node.inode, HandleEntry { node: node.me.clone(), found })?
+            }
+        };
         drop(before);
         Ok(FileHandle { words: [generation, node.inode as u32, (node.inode >> 32) as u32], count: 3 })
     }
@@ -121,7 +129,7 @@ mod tests {
             world.write(&format!("/{number}"), "x");
             other.write(&format!("/{number}"), "x");
             let place = world.walk().find(format!("/{number}").as_bytes(), Final::Stop).unwrap();
-            let (handle, failed) = each_fails(|| world.fs.handle(&place));
+            let (handle, failed) = each_fails(|| world.fs.handle(&place.node, place.entry.as_deref()));
             failures += failed;
             handles.push(handle.unwrap());
         }
@@ -129,8 +137,12 @@ mod tests {
         assert!(failures > 0);
         assert_eq!((known(&world.fs), known(&other.fs)), (100, 0));
         let place = other.walk().find(b"/5", Final::Stop).unwrap();
-        other.fs.handle(&place).unwrap();
-        assert_eq!(world.fs.handle(&place).err(), Some(Errno::EOPNOTSUPP), "it is another's file");
+        other.fs.handle(&place.node, place.entry.as_deref()).unwrap();
+        assert_eq!(
+            world.fs.handle(&place.node, place.entry.as_deref()).err(),
+            Some(Errno::EOPNOTSUPP),
+            "it is another's file"
+        );
         assert_eq!(find(&other, 5).err(), Some(Errno::ESTALE), "it is another's handle");
         let (node, entry) = find(&world, 5).unwrap();
         assert_eq!(node.identity(), world.walk().find(b"/5", Final::Stop).unwrap().node.identity());

@@ -31,7 +31,7 @@ use super::content::{ContentSource, FileContent};
 use super::device::unnamed_device;
 use super::mount::{FileHandle, FileSystem, FsStats, HandleTarget};
 use super::node::{NewNode, Node, NodeKind, SetMetadata};
-use super::path::Path;
+use super::path::PathEntry;
 use crate::hw::PAGE;
 use crate::sync::{Mutex, SpinLock};
 use crate::task::userns::IdKind;
@@ -319,9 +319,9 @@ impl FileSystem for TmpFs {
     }
 
     /// ramfs has no handles, as on Linux.
-    fn handle(&self, place: &Path) -> Result<FileHandle> {
-        let node = TmpNode::of(&place.node).filter(|node| node.is_in(&self.shared) && self.name != "ramfs");
-        self.shared.handles.make(node.ok_or(Errno::EOPNOTSUPP)?, place.entry.as_deref())
+    fn handle(&self, node: &Arc<dyn Node>, entry: Option<&PathEntry>) -> Result<FileHandle> {
+        let node = TmpNode::of(node).filter(|node| node.is_in(&self.shared) && self.name != "ramfs");
+        self.shared.handles.make(node.ok_or(Errno::EOPNOTSUPP)?, entry)
     }
 
     fn by_handle(&self, _kind: u32, words: &[u32]) -> Result<HandleTarget> {

@@ -144,7 +144,8 @@ pub fn sys_mq_open(args: &Args) -> Result<i64> {
     let order = names::order_of_events(&place)?;
     let (node, origin) = opening.find_or_make(&process, &credentials.caller())?;
     if origin == Origin::Made {
-        notify::entry(&place, &name, NodeKind::Regular, Events::CREATE);
+        let made: Arc<dyn Node> = node.clone();
+        notify::entry(&place, &name, &made, Events::CREATE);
     }
     drop(order);
     let entry = PathEntry::new(place.node.clone(), name);
