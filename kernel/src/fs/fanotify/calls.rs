@@ -36,6 +36,7 @@ const EVENT_FLAGS: OpenFlags = OpenFlags::WRONLY
 ///
 /// # Errors
 /// As in the manual.
+#[cold]
 pub fn sys_fanotify_init(args: &Args) -> Result<i64> {
     let mut settings = GroupSettings::from_bits_retain(args.uint(0));
     let event_flags = OpenFlags::from_bits_retain(args.uint(1));
@@ -72,6 +73,7 @@ pub fn sys_fanotify_init(args: &Args) -> Result<i64> {
 }
 
 /// Checks the arguments of fanotify_mark that need no file.
+#[cold]
 fn check_arguments(flags: MarkFlags, mask: FanMask) -> Result<()> {
     let command = flags & MarkFlags::COMMANDS;
     let kind = flags & MarkFlags::KINDS;
@@ -87,6 +89,7 @@ fn check_arguments(flags: MarkFlags, mask: FanMask) -> Result<()> {
 }
 
 /// Checks that a group with `settings` can have such a mark.
+#[cold]
 fn check_group(settings: GroupSettings, flags: MarkFlags, mask: FanMask) -> Result<()> {
     let kind = flags & MarkFlags::KINDS;
     let is_privileged = !settings.contains(GroupSettings::UNPRIVILEGED) && task::may(Capability::SysAdmin);
@@ -107,6 +110,7 @@ fn check_group(settings: GroupSettings, flags: MarkFlags, mask: FanMask) -> Resu
 }
 
 /// Returns the place to mark, which the caller must be able to read.
+#[cold]
 fn find(args: &Args, flags: MarkFlags) -> Result<Path> {
     let (dirfd, name) = (args.fd(3), args[4]);
     let place = if name == 0 {
@@ -125,6 +129,7 @@ fn find(args: &Args, flags: MarkFlags) -> Result<Path> {
 }
 
 /// Checks that events of this kind can be requested for `place`.
+#[cold]
 fn check_place(place: &Path, settings: GroupSettings, flags: MarkFlags, mask: FanMask) -> Result<()> {
     let kind = flags & MarkFlags::KINDS;
     let is_directory = place.node.kind() == NodeKind::Directory;
@@ -151,6 +156,7 @@ fn check_place(place: &Path, settings: GroupSettings, flags: MarkFlags, mask: Fa
 ///
 /// # Errors
 /// As in the manual.
+#[cold]
 pub fn sys_fanotify_mark(args: &Args) -> Result<i64> {
     let flags = MarkFlags::from_bits_retain(args.uint(1));
     let mask = u32::try_from(args[2]).map(FanMask::from_bits_retain).map_err(|_| Errno::EINVAL)?;
@@ -185,6 +191,7 @@ pub fn sys_fanotify_mark(args: &Args) -> Result<i64> {
 }
 
 /// Changes the mark of `object` (Linux: the end of `do_fanotify_mark`).
+#[cold]
 fn mark(group: &Arc<FanGroup>, object: &MarkedObject<'_>, mut change: MarkChange) -> Result<()> {
     let flags = change.flags;
     let is_added = flags.contains(MarkFlags::ADD);

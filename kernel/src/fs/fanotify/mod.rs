@@ -56,6 +56,7 @@ impl FanotifyFile {
     }
 
     /// Returns the bytes that an event takes in a reader's buffer.
+    #[cold]
     fn length(&self, event: &FanEvent) -> usize {
         let settings = self.settings();
         let process = if settings.contains(GroupSettings::PIDFD) { PROCESS_RECORD } else { 0 };
@@ -73,6 +74,7 @@ impl FanotifyFile {
     ///
     /// # Errors
     /// Those of opening the file; `EMFILE`, `EFAULT`, `ENOMEM`.
+    #[cold]
     fn give(&self, event: &FanEvent, sink: &mut dyn Sink) -> Result<usize> {
         let task = task::current();
         let files = task.with_files(|files| files.clone());
@@ -107,6 +109,7 @@ impl FanotifyFile {
         Ok(self.length(event))
     }
 
+    #[cold]
     fn write(
         &self,
         event: &FanEvent,
@@ -169,6 +172,7 @@ impl Drop for FanotifyFile {
 }
 
 impl File for FanotifyFile {
+    #[cold]
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
         let mut done = 0;
         loop {

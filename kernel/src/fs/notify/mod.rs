@@ -476,9 +476,9 @@ pub fn lost_name(node: &Arc<dyn Node>) {
     }
 }
 
-/// Whether an inode of the file system with this device number is watched.
+/// Whether the file system with this device number, or an inode of it, is watched.
 pub fn watches_in(device: u64) -> bool {
-    is_watching() && watches::any_in(device)
+    is_watching() && (watches::any_in(device) || fanotify::is_marked(device))
 }
 
 /// Tells that the file system with this device number is mounted nowhere any more.

@@ -127,6 +127,7 @@ impl FanGroup {
     /// # Errors
     /// `EEXIST` if the flags contradict those of the mark; `ENOSPC` if the user has reached the
     /// limit; `EOPNOTSUPP` if events need handles and the file has none; `ENOMEM`.
+    #[cold]
     pub fn mark(self: &Receiver<Self>, object: &MarkedObject<'_>, change: &MarkChange) -> Result<()> {
         let mut latest = self.turn.lock_killable()?;
         let identity = object.identity();
@@ -180,6 +181,7 @@ impl FanGroup {
     ///
     /// # Errors
     /// `ENOENT` if there is no mark.
+    #[cold]
     pub fn reduce(&self, object: &MarkedObject<'_>, change: &MarkChange) -> Result<()> {
         let _turn = self.turn.lock_killable()?;
         let watch = watches::find(object.identity(), self.key()).ok_or(Errno::ENOENT)?;
@@ -194,6 +196,7 @@ impl FanGroup {
     ///
     /// # Errors
     /// `EINTR` if the caller is killed.
+    #[cold]
     pub fn flush(&self, kind: MarkFlags) -> Result<()> {
         let _turn = self.turn.lock_killable()?;
         let kind = kind & MarkFlags::KINDS;
@@ -223,6 +226,7 @@ impl FanGroup {
     ///
     /// # Errors
     /// `EPERM` if the group denies a permission; `EINTR` if the caller is killed.
+    #[cold]
     pub(super) fn tell(&self, event: &Occurrence<'_>, marks: &GroupMarks<'_>) -> Result<()> {
         let mut mask = wanted(event.mask, marks);
         let by_handle = self.settings.intersects(GroupSettings::HANDLES);
@@ -252,12 +256,14 @@ impl FanGroup {
     }
 
     /// Tells the group that the inode of `mark` has ended.
+    #[cold]
     pub(super) fn tell_end(&self, mask: FanMask, mark: &Mark) {
         if let Some(ids) = FileIds::of_mark(mark) {
             let _ = self.report(mask, FanSubject::Ids(reserve::arc(ids)));
         }
     }
 
+    #[cold]
     fn event(&self, mask: FanMask, subject: FanSubject, question: Option<Arc<Permission>>) -> FanEvent {
         let thread = try_current();
         let pid = thread.map_or(0, |thread| {
@@ -267,6 +273,7 @@ impl FanGroup {
         FanEvent { mask, pid, subject, question }
     }
 
+    #[cold]
     fn report(&self, mask: FanMask, subject: FanSubject) -> Result<()> {
         let event = self.event(mask, subject, None);
         let added = self.queue.lock().add(&event);
@@ -277,6 +284,7 @@ impl FanGroup {
     }
 
     /// Asks the group, and waits for its answer.
+    #[cold]
     fn ask(&self, mask: FanMask, subject: FanSubject) -> Result<()> {
         let question = reserve::arc(Permission::default());
         let event = self.event(mask, subject, Some(question.clone()));
@@ -334,6 +342,7 @@ impl FanGroup {
     }
 
     /// Ends all marks, and allows what tasks wait for. The file is closed, so no call adds a mark.
+    #[cold]
     pub fn close(&self) {
         self.queue.lock().close();
         loop {
@@ -357,6 +366,7 @@ impl FanGroup {
 
     /// Calls `line` with the description of the first mark behind the number `from`. Returns its
     /// number.
+    #[cold]
     pub fn describe_mark(&self, from: u64, line: Line<'_>) -> Option<u64> {
         let watch = self.mark_after(i32::try_from(from).ok()?)?;
         let next = watch.number as u64;

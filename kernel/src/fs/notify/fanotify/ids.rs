@@ -64,6 +64,7 @@ impl InfoRecord<'_> {
     ///
     /// # Errors
     /// Those of `put`.
+    #[cold]
     pub fn write(&self, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let mut head = [0; Self::HEAD];
         head[0] = self.kind;
@@ -85,6 +86,7 @@ impl InfoRecord<'_> {
 
 impl FileIds {
     /// Returns the records that a group with `settings` reports for an event `mask`.
+    #[cold]
     pub fn records(&self, settings: GroupSettings, mask: FanMask) -> [Option<InfoRecord<'_>>; 3] {
         let device = self.device;
         let record = |kind, handle, name| InfoRecord { kind, device, handle, name };
@@ -132,6 +134,7 @@ impl FileIds {
     ///
     /// # Errors
     /// `ENOMEM`; `EOPNOTSUPP` if a file has no handle.
+    #[cold]
     pub(super) fn of(
         event: &Occurrence<'_>,
         mask: FanMask,
@@ -183,6 +186,7 @@ impl FileIds {
 
 /// Whether an event tells the old and the new name. A rename tells the name in each directory that
 /// is marked, and both if the file system is.
+#[cold]
 fn sides(mask: FanMask, marks: &GroupMarks<'_>) -> [bool; 2] {
     if !mask.contains(FanMask::RENAME) {
         return [true, false];

@@ -148,6 +148,7 @@ impl Mark {
 
     /// Returns the ignored events, as they apply to `event`, which may be on a directory or on a
     /// directory's child (Linux: `fsnotify_effective_ignore_mask`). `own` is the mark's mask.
+    #[cold]
     pub(super) fn ignores(&self, own: FanMask, event: FanMask, relation: Relation) -> FanMask {
         let (on_directory, by_parent) = (event.contains(FanMask::ONDIR), relation == Relation::Parent);
         let mut ignored = self.ignored();
@@ -175,6 +176,7 @@ impl Mark {
     ///
     /// # Errors
     /// `EEXIST` if the flags contradict those that the mark has.
+    #[cold]
     pub(super) fn add(&self, watch: &InodeWatch, change: &MarkChange) -> Result<()> {
         let (own, new) = (self.flags(), change.flags);
         let is_kept = mask_of(watch) != FanMask::empty() || !self.ignored().is_empty();
@@ -197,6 +199,7 @@ impl Mark {
     }
 
     /// Removes from the mark `watch`. Returns whether nothing is left of it.
+    #[cold]
     pub(super) fn reduce(&self, watch: &InodeWatch, change: &MarkChange) -> bool {
         let of_ignored = change.flags.intersects(MarkFlags::IGNORES);
         let reduced = if of_ignored { &self.ignored } else { &watch.mask };
@@ -205,6 +208,7 @@ impl Mark {
     }
 
     /// Tells the group that the marked inode has ended.
+    #[cold]
     pub fn object_deleted(&self, own: FanMask) {
         let mut event = FanMask::DELETE_SELF;
         event.set(FanMask::ONDIR, self.is_directory);

@@ -152,6 +152,7 @@ type Objects = [Option<(Relation, Identity)>; RELATIONS];
 type GroupMarks<'a> = [Option<(Relation, &'a InodeWatch, &'a Mark)>; RELATIONS];
 
 /// Returns the union of the masks of an object's marks.
+#[cold]
 fn requested(identity: Identity) -> FanMask {
     let mut all = FanMask::empty();
     let mut last = [FIRST_MARK, 0];
@@ -163,6 +164,11 @@ fn requested(identity: Identity) -> FanMask {
         }
     }
     all
+}
+
+/// Whether the file system with this device number has a mark.
+pub(super) fn is_marked(device: u64) -> bool {
+    watches::mark_after(MarkedObject::device_identity(device), [FIRST_MARK, 0]).is_some()
 }
 
 fn mask_of(watch: &InodeWatch) -> FanMask {
@@ -228,6 +234,7 @@ struct FoundName {
 
 impl FoundName {
     /// Returns the name by which the node at `path` was found; `None` without memory.
+    #[cold]
     fn of(path: &Path) -> Option<Self> {
         if path.node.kind() == NodeKind::Directory {
             let place = path.node.parent()?;
@@ -238,6 +245,7 @@ impl FoundName {
     }
 
     /// Returns the present name; `None` if the file is in another directory.
+    #[cold]
     fn now(mut self, path: &Path) -> Option<Self> {
         if let Some(entry) = &path.entry
             && let Some(other) = name_now(entry, &path.node, false)?.other
@@ -282,6 +290,7 @@ pub(super) fn tell_rename(old: NamePlace<'_>, new: NamePlace<'_>, target: &Arc<d
     }
 }
 
+#[cold]
 fn deliver_names(
     place: NamePlace<'_>,
     new_place: Option<NamePlace<'_>>,
@@ -301,6 +310,7 @@ fn deliver_names(
 ///
 /// # Errors
 /// The first answer that denies a permission.
+#[cold]
 fn deliver(event: &Occurrence<'_>, objects: &Objects) -> Result<()> {
     let mut last = [FIRST_MARK, 0];
     loop {
@@ -327,6 +337,7 @@ fn deliver(event: &Occurrence<'_>, objects: &Objects) -> Result<()> {
 
 /// Returns the events of `mask` that the marks of one group request (Linux:
 /// `fanotify_group_event_mask`).
+#[cold]
 fn wanted(mask: FanMask, marks: &GroupMarks<'_>) -> FanMask {
     let is_directory = mask.contains(FanMask::ONDIR);
     let (mut requested, mut ignored) = (FanMask::empty(), FanMask::empty());

@@ -163,6 +163,7 @@ impl FanQueue {
     }
 
     /// Adds an event. The caller drops a refused one without the queue's lock.
+    #[cold]
     pub fn add(&mut self, event: &FanEvent) -> AddedEvent {
         if self.is_closed {
             return AddedEvent::Absorbed;
@@ -177,6 +178,7 @@ impl FanQueue {
         self.insert(event.clone(), bucket).map_or_else(|| self.lose(event), AddedEvent::Queued)
     }
 
+    #[cold]
     fn merge(&mut self, bucket: usize, event: &FanEvent) -> bool {
         let mut number = self.latest[bucket];
         for _ in 0..MOST_COMPARED {
@@ -203,6 +205,7 @@ impl FanQueue {
     }
 
     /// Reports lost events. A lost question is allowed and not reported.
+    #[cold]
     fn lose(&mut self, event: &FanEvent) -> AddedEvent {
         if self.lost.is_some() || event.question.is_some() && self.events.len() < self.most {
             return AddedEvent::Absorbed;
@@ -219,6 +222,7 @@ impl FanQueue {
     }
 
     /// Takes the first event, if `length` of it is at most `room`.
+    #[cold]
     pub fn take(&mut self, room: usize, length: &dyn Fn(&FanEvent) -> usize) -> Option<TakenEvent> {
         let (&number, first) = self.events.first_from(Bound::Unbounded)?;
         if length(&first.event) > room {
