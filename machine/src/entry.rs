@@ -18,6 +18,10 @@ pub const DIRTY: u64 = 1 << 6;
 pub const LARGE: u64 = 1 << 7;
 /// The translation stays cached when the root changes.
 pub const GLOBAL: u64 = 1 << 8;
+/// In a leaf of a user page: its protection key.
+pub const KEY: u64 = 0xf << KEY_SHIFT;
+/// Place of the protection key.
+pub const KEY_SHIFT: u32 = 59;
 /// Instruction fetches are not allowed.
 pub const NO_EXECUTE: u64 = 1 << 63;
 /// The address of the frame or table that the entry leads to.

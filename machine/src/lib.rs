@@ -16,6 +16,7 @@ mod cpu;
 mod domain;
 pub mod entry;
 mod hardware;
+mod keys;
 #[cfg(feature = "model")]
 pub mod model;
 mod publish;
@@ -32,6 +33,7 @@ pub use domain::{DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Unconfirmed,
 pub use hardware::{
     DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb, page_by_page,
 };
+pub use keys::{KeyRights, ProtectionKey};
 pub use publish::{NotPublished, NotWithdrawn, Publish};
 pub use tally::Tally;
 pub use topology::Topology;

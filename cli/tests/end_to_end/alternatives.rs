@@ -73,7 +73,7 @@ fn registers_signals_and_copies_are_the_same_on_every_cpu() {
     }
     for (cpu, _) in CPUS {
         let folder = tempfile::tempdir().expect("temporary folder");
-        for program in ["registers", "signals", "pipes"] {
+        for program in ["registers", "signals", "pipes", "pkeys"] {
             promises(on_cpu(&folder, cpu), &[], &[program], &[]);
         }
     }

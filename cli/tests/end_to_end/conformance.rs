@@ -355,6 +355,11 @@ fn ringsockets() {
 }
 
 #[test]
+fn pkeys() {
+    conforms("pkeys");
+}
+
+#[test]
 fn zombies() {
     conforms("zombies");
     conforms_with("zombies", &["--cpus", "4"], &[], &[]);

@@ -23,8 +23,8 @@ use crate::memory::tables;
 use crate::memory::windows::{self, Windows};
 use crate::registers::{
     self, CR0_ALIGNMENT, CR0_WRITE_PROTECT, CR4_FSGSBASE, CR4_MCE, CR4_OSFXSR, CR4_OSXMMEXCPT, CR4_OSXSAVE,
-    CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_UMIP, cpuid, enable_interrupts_and_halt, invlpg, read_cr0, read_cr3,
-    read_cr4, write_cr0, write_cr3, write_cr4,
+    CR4_PGE, CR4_PKE, CR4_SMAP, CR4_SMEP, CR4_UMIP, cpuid, enable_interrupts_and_halt, invlpg, read_cr0,
+    read_cr3, read_cr4, write_cr0, write_cr3, write_cr4,
 };
 use crate::speculation;
 use crate::static_keys;
@@ -223,6 +223,10 @@ pub(crate) fn enable_features() {
     let leaf1 = cpuid(1, 0);
     if leaf1.ecx & 1 << 26 != 0 {
         features |= CR4_OSXSAVE;
+        // Protection keys, whose rights are an XSAVE component.
+        if leaf7.ecx & 1 << 3 != 0 && cpuid(0xd, 0).eax & 1 << 9 != 0 {
+            features |= CR4_PKE;
+        }
     }
     if leaf1.edx & 1 << 7 != 0 {
         features |= CR4_MCE;
@@ -244,6 +248,11 @@ pub fn has_bmi2() -> bool {
 /// Whether programs' states are saved with XSAVE.
 pub(crate) fn has_xsave() -> bool {
     read_cr4() & CR4_OSXSAVE != 0
+}
+
+/// Whether user pages have protection keys on this CPU.
+pub(crate) fn has_protection_keys() -> bool {
+    read_cr4() & CR4_PKE != 0
 }
 
 /// Sets up this CPU, whose private data and page tables are in place: descriptors, windows,

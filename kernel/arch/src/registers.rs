@@ -39,6 +39,7 @@ pub(crate) const CR4_UMIP: u64 = 1 << 11;
 /// RDFSBASE, RDGSBASE, WRFSBASE and WRGSBASE for programs.
 pub(crate) const CR4_FSGSBASE: u64 = 1 << 16;
 pub(crate) const CR4_OSXSAVE: u64 = 1 << 18;
+pub(crate) const CR4_PKE: u64 = 1 << 22;
 pub(crate) const CR4_SMEP: u64 = 1 << 20;
 pub(crate) const CR4_SMAP: u64 = 1 << 21;
 

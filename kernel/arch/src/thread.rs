@@ -35,6 +35,8 @@ pub(crate) struct ThreadInner {
     /// The stack pointer while the thread does not run; the claim of `running` is the right to it.
     saved: UnsafeCell<u64>,
     body: SpinLock<Option<Body>>,
+    /// Rights to protection keys while the thread does not run.
+    key_rights: user::SavedRights,
     /// Innermost object that the thread shows, on its own stack or for ever; null for none. Only
     /// the thread itself writes this field.
     shown: AtomicPtr<Shown>,
@@ -112,6 +114,7 @@ impl Thread {
             running: AtomicBool::new(false),
             saved: UnsafeCell::new(saved),
             body: SpinLock::new(Some(body)),
+            key_rights: user::SavedRights::new(),
             shown: AtomicPtr::new(ptr::null_mut()),
             _stack: Some(stack),
         };
@@ -127,6 +130,7 @@ impl Thread {
             running: AtomicBool::new(true),
             saved: UnsafeCell::new(0),
             body: SpinLock::new(None),
+            key_rights: user::SavedRights::new(),
             shown: AtomicPtr::new(ptr::null_mut()),
             _stack: None,
         });
@@ -240,6 +244,8 @@ pub fn switch(next: &Thread) {
         X86.relax();
     }
     user::leave_fpu();
+    // SAFETY: the CPU holds a reference to its current thread, which is this one.
+    user::switch_key_rights(unsafe { &(*current).key_rights }, &next.inner.key_rights);
     cpu.current.store(Arc::into_raw(next.inner.clone()).cast_mut(), Ordering::Relaxed);
     cpu.leaving.store(current, Ordering::Relaxed);
     // SAFETY: `running` of `next` was claimed above: its saved stack pointer is ours to read.

@@ -19,7 +19,7 @@ use core::arch::asm;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_machine::{Access, VirtAddr};
+use freehold_machine::{Access, KeyRights, VirtAddr};
 
 use crate::memory::OutOfMemory;
 use crate::registers::{self, MSR_FS_BASE, MSR_KERNEL_GS_BASE, cpuid};
@@ -28,11 +28,15 @@ use crate::{cpu, irq};
 
 mod counter;
 mod fpu;
+mod key_rights;
 mod selectors;
 
+pub use crate::traps::PROTECTION_KEY;
 pub use counter::CounterAccess;
 pub use fpu::{BadFpuState, FpuImage, is_acceptable_fpu};
 use fpu::{FEATURES, LEGACY_BYTES, valid_features};
+pub(crate) use key_rights::{SavedRights, switch as switch_key_rights};
+pub use key_rights::{has_protection_keys, key_rights, set_key_rights};
 
 /// One past the highest user address.
 pub const USER_END: u64 = 0x7fff_ffff_f000;
@@ -54,12 +58,12 @@ const FLAG_RESUME: u64 = 1 << 16;
 /// Flags that a program may set: CF PF AF ZF SF TF DF OF NT RF AC ID.
 const FLAGS_USER: u64 = 0x25_4dd5;
 
-/// Bytes of a saved floating-point state, a multiple of 64; 512 where only FXSAVE exists.
+/// Bytes of a saved floating-point state; 512 where only FXSAVE exists.
 static AREA_BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
 /// The features in XCR0; 0 if there is no XSAVE.
 static ENABLED: AtomicU64 = AtomicU64::new(0);
 
-/// [`ENABLED`] where the CPU has XSAVE and FSGSBASE; else 0.
+/// The [switched](switched_features) features where the CPU has XSAVE and FSGSBASE; else 0.
 static MODERN: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes of a floating-point state as [`UserContext::fpu`] gives it.
@@ -72,24 +76,34 @@ pub fn xfeatures() -> u64 {
     ENABLED.load(Ordering::Relaxed)
 }
 
+/// The state components that XSAVE and XRSTOR switch. The rights to protection keys are switched
+/// apart from them.
+fn switched_features() -> u64 {
+    xfeatures() & !key_rights::FEATURE
+}
+
 /// Enables floating point for programs on this CPU; on the first CPU, also finds out what it
 /// supports.
 pub(crate) fn init_cpu() {
-    let features = cpuid(0xd, 0).eax as u64 & FEATURES;
+    let mut features = cpuid(0xd, 0).eax as u64 & FEATURES;
     if !cpu::has_xsave() {
         return;
+    }
+    if cpu::has_protection_keys() {
+        key_rights::init_cpu();
+    } else {
+        features &= !key_rights::FEATURE;
     }
     // SAFETY: CR4.OSXSAVE is on (has_xsave); the bits are a subset of what CPUID offers, x87 among
     // them. AVX-512 is all three parts or none.
     unsafe {
         asm!("xsetbv", in("ecx") 0, in("eax") valid_features(features) as u32, in("edx") 0, options(nostack))
     };
-    let bytes = (cpuid(0xd, 0).ebx as usize).next_multiple_of(64);
-    AREA_BYTES.store(bytes, Ordering::Relaxed);
+    AREA_BYTES.store(cpuid(0xd, 0).ebx as usize, Ordering::Relaxed);
     ENABLED.store(valid_features(features), Ordering::Relaxed);
     fpu::find_components();
     if has_fsgsbase() {
-        MODERN.store(valid_features(features), Ordering::Relaxed);
+        MODERN.store(switched_features(), Ordering::Relaxed);
     }
 }
 
@@ -155,6 +169,8 @@ pub struct UserContext {
     /// The registers, at a fixed address, since the CPU saves them there.
     state: Box<[VectorState; 1]>,
     fpu: Box<[XsaveLine]>,
+    /// Rights to protection keys that a copied program begins with.
+    first_rights: KeyRights,
     way_back: WayBack,
 }
 
@@ -193,7 +209,7 @@ impl UserContext {
     pub fn new() -> Result<Self, OutOfMemory> {
         let mut state = Vec::new();
         state.try_reserve_exact(1).map_err(|_| OutOfMemory)?;
-        let mut fpu = try_boxed(XsaveLine([0; 64]), xsave_size() / 64)?;
+        let mut fpu = try_boxed(XsaveLine([0; 64]), xsave_size().div_ceil(64))?;
         let resident = Resident {
             area: AtomicPtr::new(fpu.as_mut_ptr()),
             fs_base: AtomicU64::new(0),
@@ -203,18 +219,24 @@ impl UserContext {
         };
         state.push(VectorState { registers: Registers::default(), resident });
         let state = state.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
-        let mut context = Self { state, fpu, way_back: WayBack::Changed };
-        context.start(0, 0);
+        let first_rights = KeyRights::INITIAL;
+        let mut context = Self { state, fpu, first_rights, way_back: WayBack::Changed };
+        context.set_fresh(0, 0);
         Ok(context)
     }
 
     /// Begins a new program at `entry` with the stack pointer `stack`: all other registers are as
-    /// after execve.
+    /// after execve. So are the running thread's rights to protection keys.
     pub fn start(&mut self, entry: u64, stack: u64) {
+        set_key_rights(KeyRights::INITIAL);
+        self.set_fresh(entry, stack);
+    }
+
+    fn set_fresh(&mut self, entry: u64, stack: u64) {
         let fresh =
             Registers { rip: entry, rsp: stack, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
         *self.regs_mut() = fresh;
-        self.reset_fpu();
+        self.clear_fpu();
         let resident = self.resident();
         for value in [&resident.fs_base, &resident.gs_base, &resident.selectors] {
             value.store(0, Ordering::Relaxed);
@@ -225,7 +247,13 @@ impl UserContext {
         &self.state[0].resident
     }
 
-    /// Returns a copy, floating-point state included.
+    /// Gives the running thread, a new one, the rights to protection keys that the program had when
+    /// it was copied.
+    pub fn take_first_rights(&self) {
+        set_key_rights(self.first_rights);
+    }
+
+    /// Returns a copy, floating-point state included, for a new thread.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -233,6 +261,7 @@ impl UserContext {
         self.save_if_live();
         let mut copy = Self::new()?;
         copy.fpu.copy_from_slice(&self.fpu);
+        copy.first_rights = key_rights();
         copy.state[0].registers = self.state[0].registers;
         let (from, to) = (self.resident(), copy.resident());
         to.fs_base.store(from.fs_base.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -484,7 +513,7 @@ pub(crate) fn leave_fpu() {
 /// As in [`UserContext::load_if_away`], on a CPU without XSAVE or without FSGSBASE.
 #[cold]
 fn load_slowly(area: *mut u8, fs_base: u64, gs_base: u64) {
-    let features = xfeatures();
+    let features = switched_features();
     if features == 0 {
         // SAFETY: the area is 512 bytes, aligned, and checked by `check_fpu` or written by FXSAVE.
         unsafe { asm!("fxrstor64 [{}]", in(reg) area, options(nostack, readonly)) };
@@ -504,7 +533,7 @@ fn load_slowly(area: *mut u8, fs_base: u64, gs_base: u64) {
 /// As in [`leave_fpu`], on a CPU without XSAVE or without FSGSBASE. Returns the bases of FS and GS.
 #[cold]
 fn save_slowly(area: *mut u8) -> (u64, u64) {
-    let features = xfeatures();
+    let features = switched_features();
     if features == 0 {
         // SAFETY: the area is 512 aligned bytes of the context that the CPU holds.
         unsafe { asm!("fxsave64 [{}]", in(reg) area, options(nostack)) };

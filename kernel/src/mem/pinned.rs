@@ -95,6 +95,9 @@ impl PinnedOne {
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
     pub fn new(space: &ProcessSpace, address: VirtAddr) -> Result<Self> {
+        if space.has_keys() && allowed_by_keys::<ReadOnly>(space, address.0, 1) == 0 {
+            return Err(Errno::EFAULT);
+        }
         let pinned = match pin_fast(space.translation(), address) {
             Some(pinned) => pinned,
             None => with_memory(|| pin_locked::<LongTerm, _>(space, &mut None, address, Rule::Asked))?,
@@ -116,6 +119,17 @@ impl Drop for PinnedOne {
     fn drop(&mut self) {
         TOTALS.add(hw::current_cpu(), RELEASED, 1);
     }
+}
+
+/// Returns how many of `length` bytes from `address` on the running thread's rights to protection
+/// keys permit to be pinned (Linux: `arch_vma_access_permitted`).
+#[cold]
+fn allowed_by_keys<P: Purpose>(space: &ProcessSpace, address: u64, length: usize) -> usize {
+    let rights = hw::user::key_rights();
+    let end = VirtAddr(address.saturating_add(length as u64));
+    let areas = space.lock();
+    let denied = areas.areas_in(VirtAddr(address), end).find(|area| rights.denies(area.key, P::ACCESS));
+    denied.map_or(length, |area| area.start.0.saturating_sub(address) as usize)
 }
 
 /// Number of pages that are pinned per acquisition of the space's lock. In between, other tasks may
@@ -204,6 +218,14 @@ impl<P: Purpose> PinnedRun<P> {
         rule: Rule,
         way: PinWay,
     ) -> Result<Self> {
+        // Others may reach memory that the process itself may not (Linux: FOLL_REMOTE).
+        let length = match rule {
+            Rule::Asked if space.has_keys() => allowed_by_keys::<P>(space, address, length),
+            _ => length,
+        };
+        if length == 0 {
+            return Err(Errno::EFAULT);
+        }
         let start = address as usize % PAGE_SIZE;
         let count = (start + length).div_ceil(PAGE_SIZE);
         let mut pages = Short::try_with_capacity(count)?;

@@ -10,7 +10,7 @@
 //! the time of clearing 4 KiB.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use freehold_collections::{
     Arc, Vec, Weak,
@@ -80,6 +80,8 @@ pub struct ProcessSpace {
     owner: SpinLock<UserNs>,
     /// /proc/PID/coredump_filter.
     dump_filter: AtomicU32,
+    /// Whether an area may have a protection key of its own.
+    keyed: AtomicBool,
     /// The concurrency IDs of the space's threads; made when a thread first needs them.
     concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
 }
@@ -106,6 +108,7 @@ impl ProcessSpace {
         let twin = Self::around(areas, program, self.dumpable());
         twin.set_dump_filter(self.dump_filter());
         twin.set_owner(self.owner());
+        twin.keyed.store(self.has_keys(), Ordering::Relaxed);
         Ok(twin)
     }
 
@@ -126,12 +129,23 @@ impl ProcessSpace {
             owner: SpinLock::new(UserNs::INITIAL),
             dump_filter,
             account,
+            keyed: AtomicBool::new(false),
             concurrency_ids,
         });
         let handle: Weak<dyn SpaceHandle<Frames>> =
             (space.clone() as Arc<dyn SpaceHandle<Frames>>).downgrade();
         space.areas.lock().set_handle(handle);
         space
+    }
+
+    /// An area gets a protection key of its own.
+    pub fn note_keys(&self) {
+        self.keyed.store(true, Ordering::Relaxed);
+    }
+    /// Whether an area may have a protection key of its own.
+    #[inline]
+    pub fn has_keys(&self) -> bool {
+        self.keyed.load(Ordering::Relaxed)
     }
 
     /// Returns the space's number, which is never reused.

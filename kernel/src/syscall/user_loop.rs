@@ -5,13 +5,13 @@ use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::Relaxed;
 
 use freehold_collections::Arc;
-use freehold_machine::{Cpus, VirtAddr};
+use freehold_machine::{Cpus, KeyRights, ProtectionKey, VirtAddr};
 use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::{PageFaultUser, SysEnter, SysExit, SyscallText};
 use freehold_vm::Access;
 
 use super::{dispatch, failures, texts};
-use crate::hw::user::{USER_END, UserContext, UserEvent};
+use crate::hw::user::{PROTECTION_KEY, USER_END, UserContext, UserEvent, key_rights};
 use crate::hw::{Hardware, time};
 use crate::mem;
 use crate::mem::user_faults::FaultBy;
@@ -82,7 +82,13 @@ fn serve(task: &Arc<Task>, context: &mut UserContext, event: UserEvent, trap: &m
         UserEvent::PageFault { addr, access, code } => {
             thread.schedule.left.store(false, Relaxed);
             trace_fault(context, addr, code);
-            if let Err(fault) = handle_user_fault(task, addr, access) {
+            let served = if code & PROTECTION_KEY == 0 {
+                handle_user_fault(task, addr, access)
+            } else {
+                // The page is present, and stays so.
+                Err(ProgramFault::Key)
+            };
+            if let Err(fault) = served {
                 *trap = unserved(task, fault, (addr, access, code)).unwrap_or(*trap);
             }
             if thread.schedule.left.load(Relaxed) {
@@ -251,6 +257,8 @@ fn page_fault_trap(addr: VirtAddr, code: u64) -> Trap {
 #[inline(never)]
 fn unserved(task: &Task, fault: ProgramFault, (addr, access, code): (VirtAddr, Access, u64)) -> Option<Trap> {
     let fault = match fault {
+        // The key comes first, as on Linux.
+        _ if is_denied_by_key(task, addr, access) => ProgramFault::Key,
         ProgramFault::Monitored => {
             wait_for_monitor(&task.process().space(), (addr, access), FaultBy::Program).err()?
         }
@@ -260,10 +268,23 @@ fn unserved(task: &Task, fault: ProgramFault, (addr, access, code): (VirtAddr, A
     Some(page_fault_trap(addr, code))
 }
 
+/// Whether the area's protection key denies the access, to a page that may be absent.
+fn is_denied_by_key(task: &Task, addr: VirtAddr, access: Access) -> bool {
+    let rights = key_rights();
+    let may_be = rights != KeyRights::INITIAL || task.with_space(|space| space.has_keys());
+    may_be && rights.denies(key_at(task, addr), access)
+}
+
+#[cold]
+fn key_at(task: &Task, addr: VirtAddr) -> ProtectionKey {
+    task.with_space(|space| space.lock().key_at(addr))
+}
+
 #[cold]
 fn force_fault(task: &Task, fault: ProgramFault, addr: VirtAddr) {
     task.force_signal(match fault {
         ProgramFault::Segv(code) => SigInfo::fault(Signal::SEGV, code, addr.0),
+        ProgramFault::Key => SigInfo::denied_by_key(addr.0, key_at(task, addr)),
         ProgramFault::Bus | ProgramFault::Monitored => SigInfo::fault(Signal::BUS, code::BUS_ADRERR, addr.0),
     });
 }

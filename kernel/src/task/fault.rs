@@ -21,6 +21,8 @@ use crate::task;
 pub enum ProgramFault {
     /// SIGSEGV with this si_code (SEGV_MAPERR 1, SEGV_ACCERR 2).
     Segv(i32),
+    /// SIGSEGV with SEGV_PKUERR: the thread has no right to the page's protection key.
+    Key,
     /// SIGBUS with BUS_ADRERR.
     Bus,
     /// None yet: a monitor (userfaultfd) must provide the page ([`wait_for_monitor`]).

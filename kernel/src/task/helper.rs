@@ -15,6 +15,7 @@ use super::users::UserHelper;
 use super::{Process, registry, spawn};
 use crate::cgroup::cpu::CpuUse;
 use crate::cgroup::{CpuTime, GroupHelper};
+use crate::hw::user;
 use crate::sched::{self, Thread, thread};
 use crate::{Errno, Result, time};
 
@@ -53,9 +54,12 @@ pub fn spawn_helper(
         return Err(Errno::EAGAIN);
     }
     let mut helper = Helper::count(super::current().process(), kind)?;
+    // It reaches the process' memory with the rights of the thread that made it.
+    let rights = user::key_rights();
     spawn::spawn_charged(
         name,
         reserve::boxed(move || {
+            user::set_key_rights(rights);
             body(&mut helper);
             helper.charge_used();
         }),

@@ -105,6 +105,7 @@ impl Task {
     ) -> Result<()> {
         self.stack.take()?;
         self.make_thread(move |task| {
+            context.take_first_rights();
             first(task);
             above().run_program(task, &mut context);
             task.ending(&mut context);

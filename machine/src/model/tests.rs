@@ -71,11 +71,12 @@ fn a_store_before_a_late_flush_is_done_and_waits_for_it() {
 }
 
 #[test]
-fn less_rights_a_moved_frame_a_cleared_dirty_bit_and_a_freed_table_are_told_apart() {
-    let cases: [(u64, u64, StaleKind); 3] = [
+fn less_rights_a_moved_frame_a_cleared_dirty_bit_another_key_and_a_freed_table_are_told_apart() {
+    let cases: [(u64, u64, StaleKind); 4] = [
         (4, 600 << PAGE_SHIFT | 0x65, StaleKind::Weaker),
         (4, 601 << PAGE_SHIFT | 0x67, StaleKind::Moved),
         (4, 600 << PAGE_SHIFT | 0x27, StaleKind::Clean),
+        (4, 600 << PAGE_SHIFT | 0x67 | 5 << 59, StaleKind::OtherKey),
     ];
     for (table, entry, kind) in cases {
         let (model, addr) = mapped();

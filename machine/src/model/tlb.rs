@@ -20,6 +20,8 @@ pub(super) struct TlbEntry {
     pub pfn: Pfn,
     pub write: bool,
     pub execute: bool,
+    /// Protection key.
+    pub key: u64,
     pub dirty: bool,
     pub global: bool,
 }

@@ -7,7 +7,9 @@ use std::vec::Vec;
 
 use super::tlb::{TlbEntry, TlbState, Upper};
 use super::{Model, StaleEntries};
-use crate::entry::{ACCESSED, DIRTY, FRAME, GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
+use crate::entry::{
+    ACCESSED, DIRTY, FRAME, GLOBAL, KEY, KEY_SHIFT, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE,
+};
 use crate::{Access, CpuId, CpuSet, Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, PhysAddr, VirtAddr};
 
 /// Bits that must be zero in an entry that points to a 2 MiB page.
@@ -44,6 +46,8 @@ pub enum StaleKind {
     Moved,
     /// The tables no longer allow all that the entry allows.
     Weaker,
+    /// The page has another protection key.
+    OtherKey,
     /// The entry would store without setting the dirty bit, which the tables have cleared.
     Clean,
     /// The walk was cached and the table it leads to is no longer part of it.
@@ -242,6 +246,7 @@ impl Model {
                     pfn: Pfn::containing(PhysAddr(entry & FRAME)),
                     write,
                     execute,
+                    key: (entry & KEY) >> KEY_SHIFT,
                     dirty: entry & DIRTY != 0,
                     global: entry & GLOBAL != 0,
                 };
@@ -261,6 +266,7 @@ impl Model {
             Ok(leaf) if (line.write && !leaf.line.write) || (line.execute && !leaf.line.execute) => {
                 StaleKind::Weaker
             }
+            Ok(leaf) if line.key != leaf.line.key => StaleKind::OtherKey,
             Ok(leaf) if line.dirty && !leaf.line.dirty => StaleKind::Clean,
             Ok(_) => return None,
         };

@@ -8,8 +8,10 @@
 //! memory ([`SwapPlace`]). It is stored inverted, so that a CPU that speculates despite the clear
 //! bit 0 finds no memory at that address (the L1TF errata).
 
-use freehold_machine::entry::{ACCESSED, DIRTY, FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
-use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
+use freehold_machine::entry::{
+    ACCESSED, DIRTY, FRAME, KEY, KEY_SHIFT, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE,
+};
+use freehold_machine::{PAGE_SHIFT, Pfn, ProtectionKey, TABLE_ENTRIES, VirtAddr};
 
 /// In an absent entry: a leaf that grants nothing. (In a present one the bit means "global".)
 const WITHHELD: u64 = 1 << 8;
@@ -31,9 +33,15 @@ const SECRET: u64 = 1 << 53;
 const OF_FILE: u64 = 1 << 54;
 
 /// Rights that a leaf grants to user code. The hardware cannot withhold reading from a page that
-/// may be written or executed.
+/// may be written or executed. The page's protection key is part of them; a leaf that grants
+/// nothing has none.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rights(u8);
+
+/// In [`Rights`]: the accesses that are granted.
+const GRANTED: u8 = 7;
+/// In [`Rights`]: the place of the protection key.
+const RIGHTS_KEY_SHIFT: u32 = 4;
 
 impl Rights {
     /// No rights.
@@ -55,13 +63,27 @@ impl Rights {
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
-    /// Whether all of `other` is granted.
+    /// Returns the rights with another protection key.
+    #[must_use]
+    pub const fn with_key(self, key: ProtectionKey) -> Self {
+        Self(self.0 & GRANTED | key.number() << RIGHTS_KEY_SHIFT)
+    }
+    /// Returns the protection key.
+    pub const fn key(self) -> ProtectionKey {
+        ProtectionKey::new((self.0 >> RIGHTS_KEY_SHIFT) as u64).unwrap()
+    }
+    /// Whether all of `other` is granted. The protection key does not matter.
     pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
+        self.0 & other.0 & GRANTED == other.0 & GRANTED
+    }
+    /// Whether a TLB that has a leaf with `old` rights must forget it before these rights hold: it
+    /// would grant more, or have another protection key.
+    pub const fn restrict(self, old: Self) -> bool {
+        !self.contains(old) || !old.is_none() && (self.0 ^ old.0) & !GRANTED != 0
     }
     /// Whether nothing is granted.
     pub const fn is_none(self) -> bool {
-        self.0 == 0
+        self.0 & GRANTED == 0
     }
 }
 
@@ -77,7 +99,10 @@ impl core::fmt::Debug for Rights {
         for (right, letter) in [(Self::READ, "r"), (Self::WRITE, "w"), (Self::EXECUTE, "x")] {
             f.write_str(if self.contains(right) { letter } else { "-" })?;
         }
-        Ok(())
+        match self.key() {
+            ProtectionKey::DEFAULT => Ok(()),
+            key => write!(f, " key {}", key.number()),
+        }
     }
 }
 
@@ -188,13 +213,14 @@ impl Entry {
     /// The same leaf with other rights.
     #[must_use]
     pub const fn with_rights(self, rights: Rights) -> Self {
-        let kept = self.0 & !(PRESENT | WRITABLE | USER | WITHHELD | NO_EXECUTE);
+        let kept = self.0 & !(PRESENT | WRITABLE | USER | WITHHELD | NO_EXECUTE | KEY);
         if rights.is_none() {
             return Self(kept | WITHHELD);
         }
         let write = if rights.contains(Rights::WRITE) { WRITABLE } else { 0 };
         let execute = if rights.contains(Rights::EXECUTE) { 0 } else { NO_EXECUTE };
-        Self(kept | PRESENT | USER | write | execute)
+        let key = (rights.key().number() as u64) << KEY_SHIFT;
+        Self(kept | PRESENT | USER | write | execute | key)
     }
     /// The same leaf without the right to write.
     #[must_use]
@@ -303,7 +329,11 @@ impl Entry {
         }
         let write = if self.0 & WRITABLE != 0 { Rights::WRITE } else { Rights::NONE };
         let execute = if self.0 & NO_EXECUTE == 0 { Rights::EXECUTE } else { Rights::NONE };
-        Rights::READ.union(write).union(execute)
+        Rights::READ.union(write).union(execute).with_key(self.key())
+    }
+    /// Returns the leaf's protection key; the default one for a leaf that grants nothing.
+    pub const fn key(self) -> ProtectionKey {
+        ProtectionKey::new((self.0 & KEY) >> KEY_SHIFT).unwrap()
     }
     /// Whether stores are allowed.
     pub const fn is_writable(self) -> bool {
@@ -370,6 +400,35 @@ mod tests {
                 assert_eq!(leaf.with_rights(Rights::NONE).with_rights(expected), leaf);
             }
         }
+    }
+
+    #[test]
+    fn a_leaf_keeps_its_protection_key_until_it_gets_other_rights() {
+        let key = |number| ProtectionKey::new(number).unwrap();
+        let full = Rights::READ | Rights::WRITE | Rights::EXECUTE;
+        for number in 0..16 {
+            let rights = full.with_key(key(number));
+            let leaf = Entry::leaf(Pfn(0xf_ffff_ffff), rights, Marks::Dirty, Backing::Counted);
+            assert_eq!((leaf.rights(), leaf.key(), leaf.frame()), (rights, key(number), Pfn(0xf_ffff_ffff)));
+            let changes: [fn(Entry) -> Entry; 8] = [
+                Entry::write_protected,
+                Entry::inherited,
+                Entry::large,
+                Entry::marked_lazy,
+                Entry::marked_old,
+                Entry::watched,
+                Entry::marked_secret,
+                |leaf| leaf.piece(Pfn(1)),
+            ];
+            assert!(changes.iter().all(|change| change(leaf).key() == key(number)));
+            assert_eq!(leaf.with_rights(Rights::READ).key(), ProtectionKey::DEFAULT);
+            assert_eq!(leaf.with_rights(Rights::NONE.with_key(key(number))).bits() & KEY, 0);
+            assert_eq!(rights.without(Rights::WRITE).key(), key(number));
+        }
+        // More rights need no flush; fewer, and another key, do.
+        assert!(!full.restrict(Rights::READ) && Rights::READ.restrict(full));
+        assert!(full.with_key(key(3)).restrict(Rights::READ.with_key(key(1))));
+        assert!(!full.with_key(key(3)).restrict(Rights::NONE));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_machine::{PAGE_SHIFT, VirtAddr};
+use freehold_machine::{PAGE_SHIFT, ProtectionKey, VirtAddr};
 use freehold_paging::{Memory, Rights};
 
 use crate::cache::Attachment;
@@ -151,6 +151,8 @@ pub(crate) struct Area<S: Memory> {
     pub start: VirtAddr,
     pub end: VirtAddr,
     pub protection: Protection,
+    /// Protection key of all leaves here.
+    pub key: ProtectionKey,
     pub flags: AreaFlags,
     pub policy: Option<Policy>,
     pub content: AreaContent<S>,
@@ -252,9 +254,14 @@ impl<S: Memory> Area<S> {
         let address = |page: u64| VirtAddr(self.start.0 + ((page - first) << PAGE_SHIFT));
         (from < to).then(|| address(from)..address(to))
     }
+    /// Returns the rights here of a leaf whose frame is exclusive.
+    #[inline]
+    pub(crate) fn rights(&self) -> Rights {
+        self.protection.rights().with_key(self.key)
+    }
     /// Returns the rights here of a leaf whose frame is not exclusive.
     pub(crate) fn shared_frame_rights(&self) -> Rights {
-        self.protection.rights().without(Rights::WRITE)
+        self.rights().without(Rights::WRITE)
     }
     /// Checks whether `protection` is allowed here.
     pub(crate) fn check_protection(&self, protection: Protection) -> Result<(), VmError> {
@@ -279,6 +286,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn joins(&self, next: &Self) -> bool {
         self.end == next.start
             && self.protection == next.protection
+            && self.key == next.key
             && (self.flags ^ next.flags).difference(AreaFlags::SOFTDIRTY).is_empty()
             && self.policy == next.policy
             && self.has_monitor_of(next)

@@ -37,7 +37,7 @@ impl<S: Memory> Resident<S> {
         let last = VirtAddr((addr.0 | (AROUND * PAGE - 1)) + 1).min(area.end);
         let Some((cache, index)) = area.cache_page(first) else { return };
         let rights = if area.is_shared() && cache.maps_writable_at_once() && !area.tracks_stores() {
-            area.protection.rights()
+            area.rights()
         } else {
             area.shared_frame_rights()
         };

@@ -155,7 +155,7 @@ impl<S: Memory> Resident<S> {
                 block
             }
         };
-        let full = area.protection.rights();
+        let full = area.rights();
         let may_write = block.belongs() == Belongs::Exclusive;
         let rights = if may_write { full } else { full.without(Rights::WRITE) };
         self.tables.join(start, large_leaf(block, rights, Marks::Dirty), &mut batch);

@@ -33,6 +33,7 @@ impl<S: Memory> AddressSpace<S> {
         child.brk_base = self.brk_base;
         child.brk = self.brk;
         child.merges_all = self.merges_all;
+        child.keys = self.keys;
         child.resident.huge = self.resident.huge;
         child.resident.offsets = self.resident.offsets.clone();
         let Self { areas, resident, .. } = self;
@@ -215,7 +216,7 @@ impl<S: Memory> Fork<'_, S> {
             }
             Err(pinned) => {
                 let copy = parent.copy_of(pinned, parent.place(self.area, from.addr(index)))?;
-                to.fill(leaf(copy, self.area.protection.rights(), Marks::Dirty));
+                to.fill(leaf(copy, self.area.rights(), Marks::Dirty));
                 return Ok(1);
             }
         }

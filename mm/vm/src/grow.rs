@@ -1,6 +1,6 @@
 //! Areas that grow: the stack and the break.
 
-use freehold_machine::{PAGE, VirtAddr};
+use freehold_machine::{PAGE, ProtectionKey, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
@@ -82,6 +82,7 @@ impl<S: Memory> AddressSpace<S> {
             start: old_end,
             end: new_end,
             protection: Protection::READ | Protection::WRITE,
+            key: ProtectionKey::DEFAULT,
             flags,
             policy: None,
             content: AreaContent::Anonymous,

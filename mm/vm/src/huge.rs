@@ -270,9 +270,9 @@ impl<S: Memory> Resident<S> {
             Want::Read => self.commons.zero_block().map(|head| {
                 Entry::leaf(head, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted).large()
             }),
-            Want::Write => self
-                .new_block(area, start)
-                .map(|block| large_leaf(block, area.protection.rights(), Marks::Dirty)),
+            Want::Write => {
+                self.new_block(area, start).map(|block| large_leaf(block, area.rights(), Marks::Dirty))
+            }
         };
         Ok(leaf.map(|leaf| {
             slot.fill(leaf);
@@ -295,7 +295,7 @@ impl<S: Memory> Resident<S> {
         if entry.is_writable() {
             return Ok(Some(FaultKind::Minor));
         }
-        let rights = area.protection.rights();
+        let rights = area.rights();
         let mut batch = self.tables.batch();
         match self.block_of(entry) {
             Some(block) if block.reuse().is_ok() => {

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use freehold_machine::{PAGE, VirtAddr};
+use freehold_machine::{PAGE, ProtectionKey, VirtAddr};
 use freehold_paging::{FlushBatch, Memory};
 
 use crate::area::{Area, AreaContent, AreaUse, Copied};
@@ -105,6 +105,7 @@ impl<S: Memory> AddressSpace<S> {
             start,
             end: range.end,
             protection,
+            key: ProtectionKey::DEFAULT,
             flags,
             policy: None,
             content: self.content(backing, protection, len, flags)?,
@@ -378,7 +379,7 @@ impl<S: Memory> AddressSpace<S> {
     /// been changed), or too many areas; [`VmError::Access`] for writing to a file that was not
     /// opened for it.
     pub fn protect(&mut self, wish: Protect, data_limit: impl Fn() -> u64) -> Result<(), VmError> {
-        let Protect { start, len, protection, extent } = wish;
+        let Protect { start, len, protection, extent, key } = wish;
         let mut range = page_range(start, len)?;
         if range.is_empty() {
             return Ok(());
@@ -415,10 +416,12 @@ impl<S: Memory> AddressSpace<S> {
             self.settle();
         }
         split?;
+        let executed = self.keys.execute_only();
         self.areas.change(range.clone(), |area| {
             if area.is_new_promise_as(protection) {
                 area.flags.insert(AreaFlags::ACCOUNT);
             }
+            area.key = key.of(area, executed);
             area.protection = protection;
         });
         self.settle();

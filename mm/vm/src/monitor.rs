@@ -289,7 +289,7 @@ impl<S: Memory> AddressSpace<S> {
             FaultError::OutOfMemory => VmError::NoMemory,
             _ => VmError::Fault,
         })?;
-        let rights = if area.is_shared() { area.protection.rights() } else { area.shared_frame_rights() };
+        let rights = if area.is_shared() { area.rights() } else { area.shared_frame_rights() };
         let mapping = frame.map().map_err(|_| VmError::TooManyHolders)?;
         slot.fill(leaf(mapping, rights, Marks::Dirty));
         resident.count(area, LeafKind::Cache);
@@ -504,7 +504,7 @@ impl<S: Memory> Resident<S> {
         watching: Watching,
     ) -> Result<(), VmError> {
         let slot = self.empty_slot(page)?;
-        let rights = area.protection.rights();
+        let rights = area.rights();
         area.check_end(page)?;
         match (new.0, area.is_shared()) {
             (NewFrame::Anon(new), false) => {

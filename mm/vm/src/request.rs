@@ -8,7 +8,7 @@ use bitflags::bitflags;
 use freehold_machine::{Access, VirtAddr};
 use freehold_paging::{Memory, Rights};
 
-use crate::{PageCache, VdsoPart};
+use crate::{KeyChange, PageCache, VdsoPart};
 
 bitflags! {
     /// Accesses that a process may make in an area: the values of Linux' `PROT_` constants.
@@ -275,6 +275,8 @@ pub struct Protect {
     pub protection: Protection,
     /// Whether the change extends beyond the range.
     pub extent: ProtectExtent,
+    /// The range's protection key from now on.
+    pub key: KeyChange,
 }
 
 /// How far mprotect reaches.

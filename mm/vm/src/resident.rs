@@ -266,7 +266,7 @@ impl<S: Memory> Resident<S> {
         if !area.is_shared() {
             return Some(area.shared_frame_rights());
         }
-        let (rights, cache) = (area.protection.rights(), area.attachment()?.cache());
+        let (rights, cache) = (area.rights(), area.attachment()?.cache());
         if !rights.contains(Rights::WRITE) {
             return Some(rights);
         }
@@ -286,7 +286,7 @@ impl<S: Memory> Resident<S> {
         let at = EntryAt { addr, slot, entry: Entry::EMPTY };
         let page = self.new_page(self.place(area, addr))?;
         area.copied.set();
-        self.put(at, page, area.protection.rights(), CopyFrom::from(frame));
+        self.put(at, page, area.rights(), CopyFrom::from(frame));
         self.count(area, LeafKind::Anon);
         Ok(())
     }
@@ -304,7 +304,7 @@ impl<S: Memory> Resident<S> {
             return Ok(FaultKind::Minor);
         }
         let page = self.new_page(self.place(area, addr))?;
-        self.put(EntryAt { addr, slot, entry: Entry::EMPTY }, page, area.protection.rights(), Zeroes);
+        self.put(EntryAt { addr, slot, entry: Entry::EMPTY }, page, area.rights(), Zeroes);
         self.count(area, LeafKind::Anon);
         Ok(FaultKind::Minor)
     }
@@ -316,7 +316,7 @@ impl<S: Memory> Resident<S> {
         at: EntryAt<S::Machine>,
     ) -> Result<FaultKind, FaultError> {
         let EntryAt { addr, slot, entry } = at;
-        let rights = area.protection.rights();
+        let rights = area.rights();
         if area.is_shared() {
             if !entry.is_writable()
                 && let Some((cache, index)) = area.cache_page(addr)
@@ -368,7 +368,7 @@ impl<S: Memory> Resident<S> {
     /// have the frame, too, it gets a copy, unless it is the last one when its turn comes.
     fn write_anonymous(&self, area: &Area<S>, at: EntryAt<S::Machine>) -> Result<FaultKind, FaultError> {
         let EntryAt { addr, slot, entry } = at;
-        let rights = area.protection.rights();
+        let rights = area.rights();
         let held = LeafMapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
         let shared = match self.reuse(&held) {
             Ok(()) => return Ok(self.grant(at, rights)),
@@ -536,7 +536,7 @@ impl<S: Memory> Resident<S> {
 
     /// Give the pages of `range` the rights that `area`, which it is part of, has now.
     pub(crate) fn protect(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
-        let full = area.protection.rights();
+        let full = area.rights();
         let allows_writing = full.contains(Rights::WRITE);
         self.tables.visit(range, |addr, slot, entry, _| {
             // The next store is first reported to the monitor.
@@ -551,7 +551,7 @@ impl<S: Memory> Resident<S> {
                 };
             let rights = if may_write { full } else { full.without(Rights::WRITE) };
             let old = slot.update(|entry| entry.with_rights(rights));
-            if !rights.contains(old.rights()) {
+            if rights.restrict(old.rights()) {
                 batch.restricted(addr, old);
             }
         });

@@ -91,7 +91,7 @@ impl<S: Memory> Resident<S> {
         }
         let page = self.new_page(self.place_for(area, addr, acting)).ok()?;
         self.source().machine().zero(&page);
-        match slot.try_fill(leaf(page, area.protection.rights(), Marks::Dirty)) {
+        match slot.try_fill(leaf(page, area.rights(), Marks::Dirty)) {
             Ok(()) => Some(PAGE),
             Err(unused) => {
                 drop(self.mapping_of(unused));
@@ -107,7 +107,7 @@ impl<S: Memory> Resident<S> {
         }
         let held = LeafMapping::<Anon, S>::borrow_leaf(self.source(), at.entry.frame()).ok()?;
         self.reuse(&held).ok()?;
-        self.grant(at, area.protection.rights());
+        self.grant(at, area.rights());
         Some(0)
     }
 }

@@ -15,6 +15,7 @@ use crate::events::{EVENTS, Event};
 use crate::huge::HugeControl;
 use crate::huge::LARGE;
 use crate::hugetlb::HugePool;
+use crate::keys::KeySet;
 use crate::promise::Promises;
 use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits, SharedWrite};
@@ -142,6 +143,8 @@ pub struct AddressSpace<S: Memory> {
     pub(crate) handle: Option<Weak<dyn SpaceHandle<S>>>,
     /// Addresses that the last call promised to make present.
     pub(crate) due: Option<Range<VirtAddr>>,
+    /// The protection keys that the program has.
+    pub(crate) keys: KeySet,
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
 }
@@ -172,6 +175,7 @@ impl<S: Memory> AddressSpace<S> {
             merges_all: false,
             handle: None,
             due: None,
+            keys: KeySet::NEW,
             minor_faults: 0,
             major_faults: 0,
         })

@@ -118,7 +118,7 @@ impl<S: Memory> Resident<S> {
     ) -> Result<FaultKind, FaultError> {
         if want == Want::Write {
             let copy = self.copy_of_vdso(area, addr)?;
-            slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
+            slot.fill(leaf(copy, area.rights(), Marks::Dirty));
             area.copied.set();
             self.count(area, LeafKind::Anon);
             return Ok(FaultKind::Minor);

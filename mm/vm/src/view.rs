@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
-use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
+use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, ProtectionKey, VirtAddr};
 use freehold_paging::{Backing, Entry, Memory, PageSize, SwapPlace};
 
 use crate::AddressSpace;
@@ -96,6 +96,8 @@ pub struct AreaView<'a, S: Memory> {
     pub end: VirtAddr,
     /// Protection of the area.
     pub protection: Protection,
+    /// Protection key of the area.
+    pub key: ProtectionKey,
     /// Whether stores are shared.
     pub sharing: Sharing,
     /// Offset in the file, in bytes.
@@ -384,6 +386,7 @@ fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {
         start: area.start,
         end: area.end,
         protection: area.protection,
+        key: area.key,
         sharing: if area.is_shared() { Sharing::Shared } else { Sharing::Private },
         offset: area.content.offset(),
         name: match &area.content {

@@ -36,6 +36,9 @@ pub struct Registers {
 
 const _: () = assert!(size_of::<Registers>() == 22 * 8);
 
+/// In a page fault's error code: the page's protection key denies the access.
+pub const PROTECTION_KEY: u64 = 1 << 5;
+
 /// Returns the access in a page fault's error code (Intel SDM volume 3, 4.7): bit 1 write, bit 4
 /// fetch.
 pub(crate) fn decode_page_fault(error: u64) -> Access {

@@ -30,6 +30,7 @@ pub use checks::{NmiHook, checked_entries, set_nmi_hook};
 pub(crate) use descriptors::{
     Descriptors, OWN_STACKS, init_cpu, interrupt_table, renew_stacks, tell_place, write_idt,
 };
+pub use frame::PROTECTION_KEY;
 pub use frame::Registers;
 pub(crate) use frame::decode_page_fault;
 use machine_check::MachineCheckVerdict;
@@ -159,7 +160,9 @@ fn page_fault(frame: &mut Registers) {
         return;
     };
     let may_sleep = cpu::preemption_count() == 0 && frame.rflags & INTERRUPT_FLAG != 0;
-    if fixup.faults == Faults::Sleep && may_sleep {
+    // A page that is present and whose protection key denies the access is not served.
+    let is_denied = frame.error & PROTECTION_KEY != 0;
+    if fixup.faults == Faults::Sleep && may_sleep && !is_denied {
         let access = decode_page_fault(frame.error);
         registers::enable_interrupts();
         let served = handlers().kernel_page_fault(VirtAddr(address), access);

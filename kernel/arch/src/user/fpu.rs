@@ -7,7 +7,10 @@ use core::arch::asm;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::{UserContext, xfeatures};
+use freehold_machine::KeyRights;
+
+use super::key_rights::{self, has_protection_keys, key_rights, set_key_rights};
+use super::{UserContext, xfeatures, xsave_size};
 #[cfg(target_os = "none")]
 use crate::alternatives::Feature;
 use crate::registers::cpuid;
@@ -21,8 +24,9 @@ pub(super) const SSE: u64 = 1 << 1;
 pub(super) const AVX: u64 = 1 << 2;
 pub(super) const DEFAULT_CONTROL: u16 = 0x37f;
 pub(super) const DEFAULT_MXCSR: u32 = 0x1f80;
-/// x87, SSE, AVX, AVX-512: the components that programs get if the CPU has them.
-pub(super) const FEATURES: u64 = 0b1110_0111;
+/// x87, SSE, AVX, AVX-512, rights to protection keys: the components that programs get if the CPU
+/// has them.
+pub(super) const FEATURES: u64 = 0b1110_0111 | key_rights::FEATURE;
 
 /// A floating-point state that the CPU would refuse.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +50,7 @@ impl FpuImage {
 
 /// AVX-512 needs all its parts, and AVX.
 pub(super) const fn valid_features(features: u64) -> u64 {
-    if features & 0b1110_0100 == 0b1110_0100 { features } else { features & 0b111 }
+    if features & 0b1110_0100 == 0b1110_0100 { features } else { features & (0b111 | key_rights::FEATURE) }
 }
 
 /// The MXCSR bits that this CPU has, from a saved area; before the first save, those that all CPUs
@@ -64,7 +68,7 @@ pub(super) fn components(header: &[u8]) -> u64 {
 /// By number: first byte and length, in an area, of the components after the header; 0 and 0 for
 /// those that the CPU does not have.
 static PLACES: [[AtomicU32; 2]; COMPONENTS] = [const { [const { AtomicU32::new(0) }; 2] }; COMPONENTS];
-const COMPONENTS: usize = 8;
+const COMPONENTS: usize = key_rights::COMPONENT + 1;
 
 /// Asks the CPU where components are (Intel SDM volume 1, 13.2).
 pub(super) fn find_components() {
@@ -98,10 +102,33 @@ fn fill_absent(area: &mut [u8], absent: u64, place: impl Fn(usize) -> Range<usiz
 #[cold]
 #[inline(never)]
 fn settle_absent(area: &mut [u8], absent: u64) {
-    fill_absent(area, absent, |number| {
-        let [first, bytes] = PLACES[number].each_ref().map(|n| n.load(Ordering::Relaxed) as usize);
-        first..first + bytes
-    });
+    fill_absent(area, absent, place_of);
+}
+
+/// Returns the place of a component in an area of this CPU.
+fn place_of(number: usize) -> Range<usize> {
+    let [first, bytes] = PLACES[number].each_ref().map(|n| n.load(Ordering::Relaxed) as usize);
+    first..first + bytes
+}
+
+/// Stores `rights` as a component of an area that is for a program to see.
+fn show_rights(area: &mut [u8], rights: KeyRights, place: Range<usize>) {
+    let mut bits = components(&area[LEGACY_BYTES..]) & !key_rights::FEATURE;
+    if rights.bits() != 0 {
+        bits |= key_rights::FEATURE;
+    }
+    area[LEGACY_BYTES..LEGACY_BYTES + 8].copy_from_slice(&bits.to_le_bytes());
+    area[place.clone()].fill(0);
+    area[place.start..place.start + 4].copy_from_slice(&rights.bits().to_le_bytes());
+}
+
+/// Returns the rights in an area that a program gave. A component that is absent has the value
+/// zero, as for XRSTOR.
+fn rights_in(area: &[u8], place: Range<usize>) -> KeyRights {
+    let bits =
+        if components(&area[LEGACY_BYTES..]) & key_rights::FEATURE == 0 { None } else { area.get(place) };
+    let bits = bits.and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    KeyRights::from_bits(bits)
 }
 
 /// Saves the CPU's floating-point state. With [`Feature::SavesChanges`] two kinds of components are
@@ -194,16 +221,17 @@ impl UserContext {
         status.iter_mut().for_each(|byte| *byte &= !0x80);
     }
     fn fpu_bytes(&self) -> &[u8] {
-        let bytes = size_of_val(&*self.fpu);
+        let bytes = xsave_size().min(size_of_val(&*self.fpu));
         // SAFETY: lines are bytes without padding, and borrowed for as long as the slice.
         unsafe { core::slice::from_raw_parts(self.fpu.as_ptr().cast(), bytes) }
     }
     fn fpu_bytes_mut(&mut self) -> &mut [u8] {
-        let bytes = size_of_val(&*self.fpu);
+        let bytes = xsave_size().min(size_of_val(&*self.fpu));
         // SAFETY: as above; any byte is valid in a line.
         unsafe { core::slice::from_raw_parts_mut(self.fpu.as_mut_ptr().cast(), bytes) }
     }
-    /// Replaces the floating-point state by the bytes that `give` writes. It may sleep.
+    /// Replaces the floating-point state by the bytes that `give` writes, and the running thread's
+    /// rights to protection keys by those among them. It may sleep.
     ///
     /// # Errors
     /// If the state is shorter than 512 bytes, or the CPU would refuse it; the state is then a new
@@ -228,10 +256,19 @@ impl UserContext {
         if image.components & (SSE | AVX) == 0 {
             area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
         }
+        if has_protection_keys() {
+            set_key_rights(rights_in(area, place_of(key_rights::COMPONENT)));
+        }
         Ok(())
     }
-    /// Puts the floating-point state back to that of a new program.
+    /// Puts the floating-point state, and the running thread's rights to protection keys, back to
+    /// those of a new program.
     pub fn reset_fpu(&mut self) {
+        set_key_rights(KeyRights::INITIAL);
+        self.clear_fpu();
+    }
+    /// Puts the floating-point state back to that of a new program.
+    pub(super) fn clear_fpu(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
         match area.get_mut(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
@@ -248,6 +285,9 @@ impl UserContext {
     fn settle(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
+        if has_protection_keys() {
+            show_rights(area, key_rights(), place_of(key_rights::COMPONENT));
+        }
         let Some(header) = area.get(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) else { return };
         let absent = xfeatures() & !components(header);
         if absent != 0 {
@@ -299,9 +339,27 @@ mod tests {
     }
 
     #[test]
+    fn rights_to_protection_keys_are_read_back_as_they_were_shown() {
+        let place = || 2688..2696;
+        for bits in [0, 0x5555_5554, u32::MAX] {
+            let mut area = [0xa5u8; 2696];
+            area[512..520].copy_from_slice(&7u64.to_le_bytes());
+            show_rights(&mut area, KeyRights::from_bits(bits), place());
+            assert_eq!(components(&area[512..]), if bits == 0 { 7 } else { 7 | 1 << 9 });
+            assert_eq!(rights_in(&area, place()).bits(), bits);
+            assert_eq!(area[2692..], [0; 4]);
+            assert!(area[520..2688].iter().all(|&byte| byte == 0xa5));
+            // A state without the component has no rights denied, as for XRSTOR.
+            area[512..520].copy_from_slice(&7u64.to_le_bytes());
+            assert_eq!(rights_in(&area, place()).bits(), 0);
+        }
+    }
+
+    #[test]
     fn avx512_is_all_parts_or_none() {
         assert_eq!(valid_features(0b1110_0111), 0b1110_0111);
         assert_eq!(valid_features(0b0110_0111), 0b111);
         assert_eq!(valid_features(0b11), 0b11);
+        assert_eq!(valid_features(0b10_0110_0111), 0b10_0000_0111, "protection keys do not depend on it");
     }
 }

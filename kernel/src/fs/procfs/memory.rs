@@ -24,6 +24,7 @@ use crate::fs::generated::{More, PART, Parts, ShortLine, Text};
 use crate::fs::node::Node;
 use crate::fs::{Path, root};
 pub(super) use crate::hw::PAGE;
+use crate::hw::user::has_protection_keys;
 use crate::mem::{self, AddressSpace, FileMapping, ForeignWindows, Frames, ProcessSpace, Program};
 use crate::task::{self, Process, registry};
 use crate::user::{self, Sink, Source};
@@ -121,7 +122,11 @@ fn smaps_record(out: &mut Text, areas: &AddressSpace, area: &UserArea<'_>, root:
     out.kib("MMUPageSize:", page_kib);
     counts(out, &areas.smaps(area), Rows::OfOne);
     let eligible = u8::from(areas.is_huge_eligible(area));
-    write!(out, "THPeligible:{eligible:>12}\nVmFlags: ");
+    write!(out, "THPeligible:{eligible:>12}\n");
+    if has_protection_keys() {
+        write!(out, "ProtectionKey:  {:>8}\n", area.key.number());
+    }
+    write!(out, "VmFlags: ");
     vm_flags(out, area);
     out.push(b"\n");
     Ok(())

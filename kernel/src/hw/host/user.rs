@@ -6,8 +6,9 @@ use std::boxed::Box;
 use std::sync::OnceLock;
 
 pub use freehold_arch::user::{
-    BadFpuState, CounterAccess, FpuImage, NotUserAddress, USER_CODE, USER_CODE_32, USER_DATA, USER_END,
-    UserEvent, VECTOR_SYSCALL, is_acceptable_fpu, xfeatures, xsave_size,
+    BadFpuState, CounterAccess, FpuImage, NotUserAddress, PROTECTION_KEY, USER_CODE, USER_CODE_32, USER_DATA,
+    USER_END, UserEvent, VECTOR_SYSCALL, has_protection_keys, is_acceptable_fpu, key_rights, set_key_rights,
+    xfeatures, xsave_size,
 };
 
 use super::memory::OutOfMemory;
@@ -75,6 +76,8 @@ impl UserContext {
         self.reset_fpu();
         (self.bases, self.selectors) = ([0; 2], [0; 4]);
     }
+    /// Does nothing: pages have no protection keys.
+    pub fn take_first_rights(&self) {}
     /// Makes a copy, with the floating-point state.
     ///
     /// # Errors

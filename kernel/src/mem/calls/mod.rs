@@ -5,10 +5,12 @@
 
 mod nodes;
 mod policy;
+mod protect;
 mod remote;
 
 pub use nodes::{sys_migrate_pages, sys_move_pages};
 pub use policy::{sys_get_mempolicy, sys_mbind, sys_set_mempolicy, sys_set_mempolicy_home_node};
+pub use protect::{sys_mprotect, sys_pkey_alloc, sys_pkey_free, sys_pkey_mprotect};
 pub use remote::{sys_process_madvise, sys_process_vm_readv, sys_process_vm_writev};
 
 use core::ops::Range;
@@ -18,9 +20,9 @@ use bitflags::bitflags;
 use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
-    Advice, AreaFlags, AreaPlace, Backing, FileView, LockAll, LockMode, MapRequest, MappedFile, OtherCopies,
-    Populate, Protect, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, SharedWrite, SyncCall,
-    SyncMode, VmError,
+    Advice, AreaFlags, AreaPlace, Backing, FileView, KeyChange, LockAll, LockMode, MapRequest, MappedFile,
+    OtherCopies, Populate, Protect, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, SharedWrite,
+    SyncCall, SyncMode, VmError,
 };
 
 use super::populate::{and_populate, and_populate_if_possible};
@@ -30,7 +32,7 @@ use crate::fs::mount::MountFlags;
 use crate::fs::tmpfs::Seals;
 use crate::fs::{MmapContent, OpenFile};
 use crate::syscall::Args;
-use crate::task::{Resource, personality};
+use crate::task::personality;
 use crate::user::UserPtr;
 use crate::{Errno, Result, sched, task};
 
@@ -170,12 +172,24 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     area_flags.set(AreaFlags::NORESERVE, flags.contains(Map::NORESERVE));
     area_flags.set(AreaFlags::STACK, flags.contains(Map::STACK));
     area_flags.set(AreaFlags::POPULATE, flags.contains(Map::POPULATE) && !flags.contains(Map::NONBLOCK));
-    let limits = task::with_current(|task| task.process().memory_limits());
     let changed = mirrors::file_to_change(&backing);
     let _change = changed.as_ref().and_then(|file| file.cache().expect_stores());
-    let request = MapRequest { place, len: length, protection, backing, flags: area_flags };
-    let map =
-        |space: &Arc<ProcessSpace>| and_populate_if_possible(space, |areas| Ok(areas.map(request, &limits)?));
+    map_here(MapRequest { place, len: length, protection, backing, flags: area_flags })
+}
+
+/// Makes the mapping in the caller's memory. Returns its address.
+fn map_here(request: MapRequest<Frames>) -> Result<i64> {
+    let limits = task::with_current(|task| task.process().memory_limits());
+    let (protection, length) = (request.protection, request.len);
+    let map = |space: &Arc<ProcessSpace>| {
+        and_populate_if_possible(space, |areas| {
+            let start = areas.map(request, &limits)?;
+            if protection == Protection::EXEC {
+                protect::make_execute_only(space, areas, start, length);
+            }
+            Ok(start)
+        })
+    };
     with_space(map).map(|start| start.0 as i64)
 }
 
@@ -280,58 +294,6 @@ pub fn sys_munmap(args: &Args) -> Result<i64> {
     with_space(|space| space.unmap(VirtAddr(args[0]), args[1])).map(|()| 0)
 }
 
-/// mprotect(addr, length, prot)
-pub fn sys_mprotect(args: &Args) -> Result<i64> {
-    let prot = args[2];
-    let extent = match prot & (PROT_GROWSDOWN | PROT_GROWSUP) {
-        0 => ProtectExtent::Exact,
-        PROT_GROWSDOWN => ProtectExtent::GrowsDown,
-        PROT_GROWSUP => ProtectExtent::GrowsUp,
-        _ => return Err(Errno::EINVAL),
-    };
-    // PROT_SEM (8) is accepted and has no effect on this architecture.
-    if prot & !(7 | 8 | PROT_GROWSDOWN | PROT_GROWSUP) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let mut protection = protection(prot)?;
-    let data_limit = || task::with_current(|task| task.process().limit(Resource::Data).soft);
-    let (start, len) = (VirtAddr(args[0]), args[1]);
-    let implies_exec = implies_exec(protection);
-    with_space(|space| {
-        let mut areas = space.lock();
-        if implies_exec {
-            // Linux decides for each area; here one that must not become executable decides for
-            // all.
-            let mut range = areas.areas_in(start, VirtAddr(start.0.saturating_add(len)));
-            let all_may = range.all(|area| !area.flags.contains(AreaFlags::NEVEREXEC));
-            protection.set(Protection::EXEC, all_may || protection.contains(Protection::EXEC));
-        }
-        areas.protect(Protect { start, len, protection, extent }, data_limit)?;
-        Ok(0)
-    })
-}
-
-/// pkey_mprotect(address, length, protection, key). The only valid key is -1, which means none.
-pub fn sys_pkey_mprotect(args: &Args) -> Result<i64> {
-    if args.int(3) != -1 && args[1] != 0 {
-        return Err(Errno::EINVAL);
-    }
-    sys_mprotect(args)
-}
-
-/// pkey_alloc(flags, rights): no key is free, as on a CPU without protection keys. With keys, a
-/// thread switch would have to save their rights.
-pub fn sys_pkey_alloc(args: &Args) -> Result<i64> {
-    const DISABLE_ACCESS_AND_WRITE: u64 = 3;
-    let is_valid = args[0] == 0 && args[1] & !DISABLE_ACCESS_AND_WRITE == 0;
-    Err(if is_valid { Errno::ENOSPC } else { Errno::EINVAL })
-}
-
-/// pkey_free(key): no key was ever allocated.
-pub fn sys_pkey_free(_args: &Args) -> Result<i64> {
-    Err(Errno::EINVAL)
-}
-
 /// mremap(old, old_size, new_size, flags, new)
 pub fn sys_mremap(args: &Args) -> Result<i64> {
     const MAYMOVE: u64 = 1;
@@ -367,7 +329,8 @@ pub fn sys_brk(args: &Args) -> Result<i64> {
         let start = before.checked_next_multiple_of(PAGE_SIZE as u64).map_or(end, VirtAddr);
         if start < end {
             let (len, protection) = (end.0 - start.0, protection | Protection::EXEC);
-            let wish = Protect { start, len, protection, extent: ProtectExtent::Exact };
+            let (extent, key) = (ProtectExtent::Exact, KeyChange::Keep);
+            let wish = Protect { start, len, protection, extent, key };
             // The break has moved. Without memory for the change, the heap stays as usual.
             let _ = areas.protect(wish, || u64::MAX);
         }

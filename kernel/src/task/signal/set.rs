@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use freehold_machine::ProtectionKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A process or thread ID; no process has ID 0.
@@ -212,6 +213,8 @@ pub mod code {
     pub const SEGV_MAPERR: i32 = 1;
     /// SIGSEGV: the mapping forbids the access.
     pub const SEGV_ACCERR: i32 = 2;
+    /// SIGSEGV: the protection key of the page forbids the access.
+    pub const SEGV_PKUERR: i32 = 4;
     /// SIGBUS: misaligned access.
     pub const BUS_ADRALN: i32 = 1;
     /// SIGBUS: the address is beyond the end of the file.
@@ -277,6 +280,10 @@ impl SigInfo {
     /// Makes the siginfo of a fault at `address`.
     pub fn fault(signal: Signal, code: i32, address: u64) -> Self {
         Self::new(signal, code, [address, 0, 0, 0])
+    }
+    /// Makes the siginfo of a fault at `address`, whose protection key denies the access.
+    pub fn denied_by_key(address: u64, key: ProtectionKey) -> Self {
+        Self::new(Signal::SEGV, code::SEGV_PKUERR, [address, 0, key.number().into(), 0])
     }
     /// Makes the siginfo of SIGSYS for a call that a filter refused: its address, number and
     /// architecture, and the filter's data.
@@ -373,6 +380,8 @@ mod tests {
         assert_eq!((word(32), word(40)), (11, 12));
         let bytes = SigInfo::fault(Signal::SEGV, code::SEGV_MAPERR, 0x1234);
         assert_eq!(bytes.as_bytes()[16..18], [0x34, 0x12]);
+        let denied = SigInfo::denied_by_key(0x1234, ProtectionKey::new(5).unwrap());
+        assert_eq!((denied.code, denied.fields[0], denied.as_bytes()[32]), (4, 0x1234, 5));
         let news = SigInfo::of_file(Signal::IO, 1, 0x41, 7);
         assert_eq!((news.code, news.as_bytes()[16], news.as_bytes()[24]), (1, 0x41, 7));
         assert_eq!(news.file_news(), Some((0x41, 7)));

@@ -305,7 +305,7 @@ impl<S: Memory> Resident<S> {
         let addr = block_start(addr);
         let slot = self.tables.make(addr, PageSize::Large)?;
         let entry = slot.load();
-        let rights = area.protection.rights();
+        let rights = area.rights();
         if entry.is_empty() {
             slot.fill(self.absent_huge(area, view, addr, want).ok_or(FaultError::Bus)?);
             self.requested += PAGEBLOCK_FRAMES;
@@ -345,7 +345,7 @@ impl<S: Memory> Resident<S> {
     /// The leaf of an absent page; `None` without a free page, and past the end of the file, if the
     /// file has no page there (Linux: `hugetlb_no_page`).
     fn absent_huge(&self, area: &Area<S>, view: &HugeView<S>, addr: VirtAddr, want: Want) -> Option<Entry> {
-        let (place, rights) = (self.place_large(area, addr), area.protection.rights());
+        let (place, rights) = (self.place_large(area, addr), area.rights());
         let marks = if want == Want::Write { Marks::Dirty } else { Marks::Accessed };
         let number = blocks(view.offset + (addr.0 - area.start.0));
         if view.reserve == Reserve::Lost {
@@ -406,7 +406,7 @@ impl<S: Memory> Resident<S> {
                 let Ok(twin) = block.share() else {
                     let copy = parent.copy_huge(area, addr, &block, Claim::Free);
                     let copy = copy.ok_or(VmError::NoHugePage)?;
-                    to.fill(large_leaf(copy, area.protection.rights(), Marks::Dirty));
+                    to.fill(large_leaf(copy, area.rights(), Marks::Dirty));
                     return Ok(());
                 };
                 if entry.is_writable() {

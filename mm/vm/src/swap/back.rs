@@ -51,7 +51,7 @@ impl<S: Memory> Resident<S> {
         };
         let (mapping, belongs) = self.commons.swap.redeem(place, frame)?;
         let own = belongs == Belongs::Exclusive;
-        let full = area.protection.rights();
+        let full = area.rights();
         let noticed = want == Want::Write || entry.is_soft_dirty() || !area.tracks_stores();
         // The next store is first reported to the monitor.
         let may_write = own && noticed && !entry.is_watched();

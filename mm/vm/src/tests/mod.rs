@@ -9,6 +9,7 @@ mod evict;
 mod huge;
 mod hugefiles;
 mod hugetlb;
+mod keys;
 mod merge;
 mod migrate;
 mod mirrors;

@@ -286,7 +286,8 @@ impl Process {
     }
     pub fn protect(&self, addr: u64, pages: u64, protection: Protection) -> Result<(), VmError> {
         let (start, len, extent) = (VirtAddr(addr), pages * PAGE, ProtectExtent::Exact);
-        let wish = Protect { start, len, protection, extent };
+        let key = KeyChange::Keep;
+        let wish = Protect { start, len, protection, extent, key };
         self.run(|| self.space().protect(wish, || self.limits.data))
     }
     pub fn advise(&self, addr: u64, pages: u64, advice: Advice) -> Result<(), VmError> {

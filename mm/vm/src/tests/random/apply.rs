@@ -28,7 +28,7 @@ impl Run {
                 self.separate(p, |page| range.contains(&page));
                 Ok(())
             }
-            Step::Protect(p, at, count, rights) => {
+            Step::Protect(p, at, count, rights, key) => {
                 let (p, range) = (usize::from(p), u64::from(at)..u64::from(at) + u64::from(count));
                 let protection = Protection::from_bits_truncate(rights);
                 if self.is_ambiguous(p, range.clone()) {
@@ -37,7 +37,7 @@ impl Run {
                 let len = each() * u64::from(count);
                 let outcome = self.on(p, |space, limits| {
                     let (start, extent) = (address(range.start), ProtectExtent::Exact);
-                    space.protect(Protect { start, len, protection, extent }, || limits.data)
+                    space.protect(Protect { start, len, protection, extent, key }, || limits.data)
                 });
                 let mapped = range.clone().take_while(|page| self.pages[p].contains_key(page)).count();
                 if mapped == usize::from(count) && self.may_not_split(outcome) {
@@ -46,7 +46,10 @@ impl Run {
                 let expected = if mapped == usize::from(count) { Ok(()) } else { Err(VmError::NoMemory) };
                 prop_assert_eq!(outcome, expected);
                 for page in range.take(mapped) {
-                    self.pages[p].entry(page).and_modify(|page| page.protection = rights);
+                    self.pages[p].entry(page).and_modify(|page| {
+                        page.protection = rights;
+                        page.key = if let KeyChange::Set(key) = key { key } else { page.key };
+                    });
                 }
                 Ok(())
             }
@@ -228,6 +231,7 @@ impl Run {
             };
             let page = Page {
                 protection: rights,
+                key: ProtectionKey::DEFAULT,
                 bytes,
                 dont_fork: false,
                 wipe: false,

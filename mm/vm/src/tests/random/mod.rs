@@ -65,7 +65,7 @@ enum What {
 enum Step {
     Map(u8, u8, u8, u32, What),
     Unmap(u8, u8, u8),
-    Protect(u8, u8, u8, u32),
+    Protect(u8, u8, u8, u32, KeyChange),
     Load(u8, u8),
     Store(u8, u8, u8),
     Fork(u8, u8),
@@ -101,6 +101,10 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
     let page = || 0..WINDOW as u8;
     let count = || 1..12u8;
     let protection = || prop_oneof![1 => Just(0u32), 3 => Just(1), 12 => Just(3), 1 => Just(5)];
+    let key = || {
+        let set = |number| KeyChange::Set(ProtectionKey::new(number).unwrap());
+        prop_oneof![2 => Just(KeyChange::Keep), 1 => (0..3u64).prop_map(set)]
+    };
     let what = prop_oneof![
         3 => Just(What::Anonymous),
         1 => Just(What::SharedAnonymous),
@@ -117,7 +121,8 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (process(), page(), 1..most, protection(), what).prop_map(|(p, a, n, r, w)| Step::Map(p, a, n, r, w)),
         2 => (process(), page(), count()).prop_map(|(p, a, n)| Step::Unmap(p, a, n)),
-        3 => (process(), page(), count(), protection()).prop_map(|(p, a, n, r)| Step::Protect(p, a, n, r)),
+        3 => (process(), page(), count(), protection(), key())
+            .prop_map(|(p, a, n, r, k)| Step::Protect(p, a, n, r, k)),
         8 => (0..2 * PROCESSES as u8, page()).prop_map(|(c, a)| Step::Load(c, a)),
         10 => (0..2 * PROCESSES as u8, page(), 1..=255u8).prop_map(|(c, a, v)| Step::Store(c, a, v)),
         3 => (process(), process()).prop_map(|(p, q)| Step::Fork(p, q)),
@@ -149,6 +154,7 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
 #[derive(Clone, Debug)]
 struct Page {
     protection: u32,
+    key: ProtectionKey,
     bytes: Bytes,
     dont_fork: bool,
     wipe: bool,
@@ -398,11 +404,12 @@ impl Run {
             let mut seen = BTreeMap::new();
             for area in space.areas() {
                 for page in 0..(area.end.0 - area.start.0) / each() {
-                    seen.insert((area.start.0 - base()) / each() + page, area.protection.bits());
+                    let rights = (area.protection.bits(), area.key);
+                    seen.insert((area.start.0 - base()) / each() + page, rights);
                 }
             }
             let expected: BTreeMap<_, _> =
-                self.pages[p].iter().map(|(&at, page)| (at, page.protection)).collect();
+                self.pages[p].iter().map(|(&at, page)| (at, (page.protection, page.key))).collect();
             prop_assert_eq!(seen, expected);
             let layout = space.layout;
             space.areas.validate(&layout);
@@ -411,8 +418,12 @@ impl Run {
             let usage = space.usage();
             prop_assert_eq!(usage.total_pages, self.pages[p].len() as u64 * TOGETHER.get());
             let mut present = (0, 0);
-            space.resident.tables.visit(VirtAddr(0)..VirtAddr(u64::MAX), |_, _, entry, size| {
+            space.resident.tables.visit(VirtAddr(0)..VirtAddr(u64::MAX), |addr, _, entry, size| {
                 let pages = size.bytes() / PAGE;
+                assert!(
+                    entry.rights().is_none() || entry.key() == space.key_at(addr),
+                    "a leaf with another protection key than its area's"
+                );
                 match space.resident.kind_of(entry) {
                     crate::resident::LeafKind::Anon => {
                         present.0 += pages;
