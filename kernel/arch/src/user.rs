@@ -33,7 +33,7 @@ mod selectors;
 
 pub use crate::traps::PROTECTION_KEY;
 pub use counter::CounterAccess;
-pub use fpu::{BadFpuState, FpuImage, is_acceptable_fpu};
+pub use fpu::{BadFpuState, FpuImage, is_acceptable_fpu, state_parts};
 use fpu::{FEATURES, LEGACY_BYTES, valid_features};
 pub(crate) use key_rights::{SavedRights, switch as switch_key_rights};
 pub use key_rights::{has_protection_keys, key_rights, set_key_rights};
@@ -94,13 +94,9 @@ pub(crate) fn init_cpu() {
     } else {
         features &= !key_rights::FEATURE;
     }
-    // SAFETY: CR4.OSXSAVE is on (has_xsave); the bits are a subset of what CPUID offers, x87 among
-    // them. AVX-512 is all three parts or none.
-    unsafe {
-        asm!("xsetbv", in("ecx") 0, in("eax") valid_features(features) as u32, in("edx") 0, options(nostack))
-    };
-    AREA_BYTES.store(cpuid(0xd, 0).ebx as usize, Ordering::Relaxed);
-    ENABLED.store(valid_features(features), Ordering::Relaxed);
+    let features = valid_features(features);
+    AREA_BYTES.store(fpu::enable(features), Ordering::Relaxed);
+    ENABLED.store(features, Ordering::Relaxed);
     fpu::find_components();
     if has_fsgsbase() {
         MODERN.store(switched_features(), Ordering::Relaxed);
@@ -247,12 +243,6 @@ impl UserContext {
         &self.state[0].resident
     }
 
-    /// Gives the running thread, a new one, the rights to protection keys that the program had when
-    /// it was copied.
-    pub fn take_first_rights(&self) {
-        set_key_rights(self.first_rights);
-    }
-
     /// Returns a copy, floating-point state included, for a new thread.
     ///
     /// # Errors
@@ -260,7 +250,8 @@ impl UserContext {
     pub fn try_clone(&mut self) -> Result<Self, OutOfMemory> {
         self.save_if_live();
         let mut copy = Self::new()?;
-        copy.fpu.copy_from_slice(&self.fpu);
+        let lines = ..state_parts()[0].end.div_ceil(64);
+        copy.fpu[lines].copy_from_slice(&self.fpu[lines]);
         copy.first_rights = key_rights();
         copy.state[0].registers = self.state[0].registers;
         let (from, to) = (self.resident(), copy.resident());

@@ -2,10 +2,9 @@
 //!
 //! Manual: Intel SDM volume 1, 13.4 (the area), 13.8.1 (what XRSTOR refuses).
 
-#[cfg(target_os = "none")]
 use core::arch::asm;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use freehold_machine::KeyRights;
 
@@ -69,6 +68,29 @@ pub(super) fn components(header: &[u8]) -> u64 {
 /// those that the CPU does not have.
 static PLACES: [[AtomicU32; 2]; COMPONENTS] = [const { [const { AtomicU32::new(0) }; 2] }; COMPONENTS];
 const COMPONENTS: usize = key_rights::COMPONENT + 1;
+
+/// The part of a state that XSAVE and XRSTOR switch.
+static SWITCHED_BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
+
+/// The parts of such a state that can differ from zero. Between them, components are missing.
+pub fn state_parts() -> [Range<usize>; 2] {
+    let switched = SWITCHED_BYTES.load(Ordering::Relaxed);
+    let rights = if has_protection_keys() { place_of(key_rights::COMPONENT) } else { switched..switched };
+    [0..switched, rights]
+}
+
+/// Enables these components on this CPU, which has XSAVE. Returns the size of a state.
+pub(super) fn enable(features: u64) -> usize {
+    // The size that CPUID tells is that of the enabled components.
+    let enable = |enabled: u64| {
+        // SAFETY: CR4.OSXSAVE is on (the caller); the bits are a subset of what CPUID offers, x87
+        // among them. AVX-512 is all three parts or none.
+        unsafe { asm!("xsetbv", in("ecx") 0, in("eax") enabled as u32, in("edx") 0, options(nostack)) };
+        cpuid(0xd, 0).ebx as usize
+    };
+    SWITCHED_BYTES.store(enable(features & !key_rights::FEATURE), Ordering::Relaxed);
+    enable(features)
+}
 
 /// Asks the CPU where components are (Intel SDM volume 1, 13.2).
 pub(super) fn find_components() {

@@ -11,6 +11,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use freehold_machine::KeyRights;
 
+use super::UserContext;
+
 /// PKRU, as an XSAVE component.
 pub(super) const COMPONENT: usize = 9;
 /// The component's bit in XCR0.
@@ -66,6 +68,14 @@ fn write(rights: KeyRights) {
     };
     #[cfg(not(target_os = "none"))]
     let _ = rights;
+}
+
+impl UserContext {
+    /// Gives the running thread, a new one, the rights to protection keys that the program had when
+    /// it was copied.
+    pub fn take_first_rights(&self) {
+        set_key_rights(self.first_rights);
+    }
 }
 
 /// The rights of a thread while it does not run.

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 pub use freehold_arch::user::{
     BadFpuState, CounterAccess, FpuImage, NotUserAddress, PROTECTION_KEY, USER_CODE, USER_CODE_32, USER_DATA,
     USER_END, UserEvent, VECTOR_SYSCALL, has_protection_keys, is_acceptable_fpu, key_rights, set_key_rights,
-    xfeatures, xsave_size,
+    state_parts, xfeatures, xsave_size,
 };
 
 use super::memory::OutOfMemory;

@@ -91,7 +91,11 @@ fn save_fpu(context: &mut UserContext, image: usize, to: u64) -> Result<()> {
         return bytes::write_exact(to, context.fpu());
     }
     let description = Description::new(image, user::xfeatures());
-    bytes::write_exact(to, context.noted_fpu(description.as_bytes()))?;
+    let state = context.noted_fpu(description.as_bytes());
+    // The bytes between the parts are no component's, and stay what they were.
+    for part in user::state_parts() {
+        bytes::write_exact(to + part.start as u64, &state[part])?;
+    }
     bytes::UserPtr::new(to + image as u64).write(&MAGIC2)
 }
 
@@ -495,7 +499,18 @@ fn restore(registers: &mut Registers, saved: &SigContext) {
 fn restore_vectors(context: &mut UserContext, address: u64) -> Result<()> {
     let loaded = context.load_fpu(|area| {
         let whole = area.len();
-        let had = hw::read_user(address, area, Faults::Sleep);
+        let mut had = 0;
+        for part in user::state_parts() {
+            let read = hw::read_user(
+                address.wrapping_add(part.start as u64),
+                &mut area[part.clone()],
+                Faults::Sleep,
+            );
+            had = part.start + read;
+            if had != part.end || had == whole {
+                break;
+            }
+        }
         if had < LEGACY {
             return FpuImage::UNREADABLE;
         }
