@@ -260,6 +260,7 @@ pub(crate) fn has_protection_keys() -> bool {
 ///
 /// # Panics
 /// If there is no memory for that, which only happens at start-up.
+#[cold]
 pub(crate) fn init_this(number: usize) {
     let per_cpu = this();
     let ready = traps::init_cpu(per_cpu).and_then(|()| windows::attach(per_cpu, number));

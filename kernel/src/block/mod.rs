@@ -86,6 +86,7 @@ pub fn set_io_timeout(limit_ms: u32) {
 ///
 /// # Errors
 /// `ENOMEM`.
+#[cold]
 pub fn init(frames: Frames) -> Result<()> {
     let disks = host::disks().iter().map(|disk| reserve::arc(DiskContent::new(frames, disk.clone())));
     places::begin(disks.try_collect_vec()?);

@@ -166,6 +166,7 @@ const LINKS: &[(&[u8], &[u8])] = &[
 /// Mounts /dev with its standard nodes, /dev/shm, /tmp, /proc and /sys. Called after the initramfs
 /// was unpacked: the mounts cover its files below these directories. `devpts` is the directory of
 /// pseudo terminals, if there is one.
+#[cold]
 pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     mount_at(
         tmpfs::mount("devtmpfs", b"mode=755", &SetMetadata::default())?,

@@ -124,6 +124,7 @@ fn publish(policy: Policy) {
 ///
 /// # Errors
 /// `ENOMEM` if there is no memory for it.
+#[cold]
 pub fn plant(plant: Plant) -> crate::Result<()> {
     log::warn!("freehold.plant: a rule is broken on purpose: {plant:?}");
     match plant {

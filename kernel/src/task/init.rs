@@ -57,6 +57,7 @@ pub fn signal(number: u8) {
 
 /// Starts the program that the host requested, and sleeps until it has ended and its output is on
 /// its way.
+#[cold]
 pub fn run(spec: Spec) -> Ending {
     let spec = reserve::arc(spec);
     let ending = match start(&spec) {

@@ -64,6 +64,7 @@ pub(super) fn has_nokaslr(start_info: u64) -> bool {
 ///
 /// # Panics
 /// If the start info is invalid, or describes no usable memory.
+#[cold]
 pub(super) fn read(start_info: PhysAddr, slide: u64, entry_tsc: u64) -> BootInfo {
     let info = Low(start_info.0);
     assert!(info.u32(0) == MAGIC && info.u32(4) >= 1, "the loader gave no PVH start info with a memory map");

@@ -63,6 +63,7 @@ pub fn fill() {
 }
 
 /// Adds the disks: once, when they are known, which is after [`fill`].
+#[cold]
 pub fn fill_disks() {
     disks::fill(&root());
 }

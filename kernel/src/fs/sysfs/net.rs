@@ -60,6 +60,7 @@ const COUNTED: [(&str, fn(&FrameCounts) -> u64); 5] = [
     ("tx_packets", |counts| counts.sent_frames),
 ];
 
+#[cold]
 fn add(root: &Arc<PseudoDir>, device: &Interface) {
     let (name, index) = (device.name, device.index);
     let folder = root.dirs(format_args!("devices/virtual/net/{name}"));

@@ -225,6 +225,7 @@ impl OriginalMut for Catcher {
 
 /// Reads a word in bounce memory of a device, as used by its transfers. `ENODEV` if there is no
 /// device.
+#[cold]
 fn read_bounce() -> Result<ProvokeVerdict> {
     let device = (0..MAX_DEVICES as u8).find_map(|number| host::dma().device(number));
     let device = device.ok_or(Errno::ENODEV)?;

@@ -109,6 +109,7 @@ impl Areas {
     ///
     /// # Errors
     /// `ENOMEM`; `EINTR` if the thread is being killed.
+    #[cold]
     pub fn of(space: &ProcessSpace, root: &Path) -> Result<Self> {
         let filter = space.dump_filter();
         let (mut segments, mut places, mut names) = (Vec::new(), Vec::new(), Vec::new());

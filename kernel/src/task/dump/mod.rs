@@ -291,6 +291,7 @@ fn numbers_of(process: &Process) -> [u32; 4] {
     [process.number(), shown(process.parent_pid()), shown(process.group()), shown(process.session().id)]
 }
 
+#[cold]
 fn put_headers(out: &mut CoreOutput, notes: &Notes, segments: &[memory::CoreSegment]) -> Written {
     let count = u16::try_from(segments.len() + 1).ok().filter(|&count| count < u16::MAX);
     // The header cannot count more areas. There are more only if vm.max_map_count was raised.

@@ -161,6 +161,7 @@ pub fn sys_request_key(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual; `EOPNOTSUPP` for what needs a program that makes keys, cryptography, a
 /// persistent keyring or another process' session.
+#[cold]
 pub fn sys_keyctl(args: &Args) -> Result<i64> {
     let id = args.int(1);
     match args.int(0) {
@@ -305,6 +306,7 @@ fn clear(id: i32) -> Result<i64> {
 }
 
 /// Removes all keys from a keyring.
+#[cold]
 fn clear_ring(mut call: Call, ring: KeyRef) -> Result<i64> {
     call.keys.hold(ring.serial)?;
     drop(call);

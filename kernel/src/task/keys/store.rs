@@ -240,6 +240,7 @@ impl Store {
     ///
     /// # Errors
     /// `EDQUOT`, `ENOMEM`.
+    #[cold]
     pub fn create(&mut self, new: NewKey, quota: Quota, random: impl Fn() -> u32) -> Result<Serial> {
         let bytes = new.description.len() as u64 + 1 + new.payload.bytes();
         self.charge(new.uid, (1, bytes), quota)?;

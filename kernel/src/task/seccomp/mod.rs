@@ -293,6 +293,7 @@ pub fn read_instructions(address: u64, count: usize) -> Result<Vec<Instruction>>
     Ok(program)
 }
 
+#[cold]
 fn set_filter(flags: u64, address: u64) -> Result<i64> {
     check_flags(flags)?;
     let filter = Filter::new(read_program(address)?).map_err(|refusal| match refusal {

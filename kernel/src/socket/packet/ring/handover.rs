@@ -46,6 +46,7 @@ pub fn expect(due: u64) {
     }
 }
 
+#[cold]
 fn run() {
     loop {
         let next = NEXT.load(Ordering::SeqCst);

@@ -181,6 +181,7 @@ impl PacketRings {
     /// # Errors
     /// `EBUSY` while a program has rings mapped, and for a ring in place of another; `EINVAL` for
     /// impossible sizes; `ENOMEM`, `EINTR`; those of `request` and `has_blocks`.
+    #[cold]
     pub fn set(
         &self,
         direction: Direction,
