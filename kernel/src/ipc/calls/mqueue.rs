@@ -128,6 +128,7 @@ enum Origin {
 ///
 /// # Errors
 /// As in the manual.
+#[cold]
 pub fn sys_mq_open(args: &Args) -> Result<i64> {
     let attributes = UserPtr::<UserAttributes>::new(args[3]).read_optional()?;
     let name = name_at(args[0])?;

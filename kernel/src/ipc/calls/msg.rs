@@ -157,6 +157,7 @@ fn change(id: i32, from: u64) -> Result<i64> {
 ///
 /// # Errors
 /// As in the manual.
+#[cold]
 pub fn sys_msgctl(args: &Args) -> Result<i64> {
     const MSG_STAT: i32 = 11;
     const MSG_INFO: i32 = 12;

@@ -198,6 +198,7 @@ fn get_all(id: i32, to: u64) -> Result<i64> {
 ///
 /// # Errors
 /// As in the manual.
+#[cold]
 pub fn sys_semctl(args: &Args) -> Result<i64> {
     const GETPID: i32 = 11;
     const GETVAL: i32 = 12;

@@ -175,6 +175,7 @@ fn lock(id: i32, locked: Locked) -> Result<i64> {
 ///
 /// # Errors
 /// As in the manual.
+#[cold]
 pub fn sys_shmctl(args: &Args) -> Result<i64> {
     const SHM_LOCK: i32 = 11;
     const SHM_UNLOCK: i32 = 12;

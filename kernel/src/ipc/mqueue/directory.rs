@@ -140,6 +140,7 @@ impl QueueDirectory {
     ///
     /// # Errors
     /// `EEXIST`; those of [`Charge::new`]; `ENOMEM`. Nothing is changed then.
+    #[cold]
     pub fn make(
         &self,
         name: &[u8],

@@ -216,6 +216,7 @@ fn counters(device: &Interface) -> [u64; 25] {
     values
 }
 
+#[cold]
 fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
     let is_lo = device.index == LO.index;
     out.message(LINK, asked.to, |out| {
@@ -440,6 +441,7 @@ fn wanted_routes(asked: &mut Asked<'_>) -> Result<Wanted> {
     if is_of_one && !is_known { Err(Errno::ENOENT) } else { Ok(wanted) }
 }
 
+#[cold]
 fn dump_routes(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
     /// RTM_F_CLONED: routes from a cache of lookups, which does not exist.
     const CLONED: u32 = 0x200;
@@ -489,6 +491,7 @@ fn route_v6_end(out: &mut Writer) {
 }
 
 /// RTM_GETROUTE of one address: the route of a packet to it.
+#[cold]
 fn one_route(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     asked.check_header(ROUTE_BYTES)?;
     let to = asked.attribute(ROUTE_BYTES, DESTINATION);

@@ -84,6 +84,7 @@ pub struct Facts<'a> {
 ///
 /// # Errors
 /// `ENOMEM`; `EINVAL` for an empty pattern.
+#[cold]
 pub fn name(pattern: &[u8], uses_pid: u64, facts: &Facts<'_>) -> Result<Vec<u8>> {
     if pattern.is_empty() {
         return Err(Errno::EINVAL);

@@ -135,6 +135,7 @@ impl Call {
     ///
     /// # Errors
     /// `EDQUOT`, `ENOMEM`.
+    #[cold]
     pub(super) fn join(&mut self, name: Option<&Description>) -> Result<Serial> {
         let ring = match name {
             None => {

@@ -343,6 +343,7 @@ impl Store {
     }
     /// Removes keys that end, or links in them, in at most `most` steps. Returns whether there are
     /// more.
+    #[cold]
     pub fn reap(&mut self, most: usize) -> bool {
         for _ in 0..most {
             let Some(key) = self.keys.get_mut(&self.ending) else { return false };

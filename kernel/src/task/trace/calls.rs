@@ -231,6 +231,7 @@ fn named(tid: i32) -> Result<Pid> {
     u32::try_from(tid).ok().and_then(registry::pid_by_number).ok_or(Errno::ESRCH)
 }
 
+#[cold]
 fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
     let caller = current();
     let task = registry::find_task(named(tid)?).ok_or(Errno::ESRCH)?;
