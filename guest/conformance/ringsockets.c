@@ -52,8 +52,8 @@ static void streams(void)
 		sent += last;
 	add(&ring, IORING_OP_SEND, pair[1], "behind", 6, 0, 6);
 	PROMISE("send into a full socket waits", waits());
-	for (int seen = 0; seen < sent; seen += last)
-		NEED((last = read(pair[0], many, PART)) > 0);
+	for (int left = sent; left > 0; left -= last)
+		NEED((last = read(pair[0], many, left < PART ? left : PART)) > 0);
 	PROMISE("until there is room", take(&ring, 6) == 6 && read(pair[0], back, 32) == 6 && !memcmp(back, "behind", 6));
 	add(&ring, IORING_OP_RECV, pair[0], back, 32, 0, 7);
 	NEED(waits());

@@ -1,4 +1,4 @@
-// Free memory in single pages: fills memory but for 5 MiB, then frees every other page of what it
+// Free memory in single pages: fills memory but for 6 MiB, then frees every other page of what it
 // has, and runs a command meanwhile.
 //   fragment COMMAND [ARGS]
 // Exits with the command's status.
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define PAGE 4096ul
-#define LEFT (5ul << 20)
+#define LEFT (6ul << 20)
 
 int main(int words, char **word) {
     struct sysinfo info;
