@@ -4,7 +4,7 @@
 //! its buffers if it cannot end at once. After that, neither the entry nor the program's
 //! descriptors are read again.
 
-use freehold_collections::Arc;
+use freehold_collections::{Arc, Box};
 use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 
@@ -150,7 +150,7 @@ pub enum Pending {
     /// Waits until the file is ready for the transfer.
     Stream(Transfer),
     /// Waits until the socket is ready.
-    Socket(SocketRequest),
+    Socket(Box<SocketRequest>),
     /// Waits for the disk's answer.
     Disk(Transfer),
     /// Waits until all data is on the disk.

@@ -1,11 +1,12 @@
-//! Requests on sockets: send, receive, accept, connect.
+//! Requests on sockets: send, receive, accept, connect. They are calls of their own, and boxed, so
+//! that shorter requests do not pay for their size.
 //!
 //! Each is tried at once, with the program's own addresses. Where it would block, the buffers of
 //! its bytes are pinned, and it waits until the socket is ready. Then the process' watcher tries it
 //! again, as the process: descriptors go into the process' table, and other results through its
 //! address space ([`ProgramMemory`]).
 
-use freehold_collections::Arc;
+use freehold_collections::{Arc, reserve};
 use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 use linux_raw_sys::net::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_WAITALL};
@@ -184,7 +185,7 @@ impl Manner {
 }
 
 fn waits(file: Arc<OpenFile>, action: SocketAction, pins: Option<UserCharge>) -> Start {
-    Start::Pending(Pending::Socket(SocketRequest { file, action, _pins: pins }))
+    Start::Pending(Pending::Socket(reserve::boxed(SocketRequest { file, action, _pins: pins })))
 }
 
 /// Checks the fields that neither a send nor a receive uses.
@@ -197,6 +198,7 @@ fn check_unused(entry: &Submission) -> Result<()> {
 ///
 /// # Errors
 /// As send(2); `EINVAL` for fields that are not supported. There is no SIGPIPE, as on Linux.
+#[inline(never)]
 pub fn send(entry: &Submission) -> Result<Start> {
     check_unused(entry)?;
     let flags = entry.operation_flags | MSG_NOSIGNAL;
@@ -223,6 +225,7 @@ pub fn send(entry: &Submission) -> Result<Start> {
 ///
 /// # Errors
 /// As recv(2); `EINVAL` for fields that are not supported.
+#[inline(never)]
 pub fn receive(entry: &Submission) -> Result<Start> {
     check_unused(entry)?;
     let flags = entry.operation_flags;
@@ -254,6 +257,7 @@ pub fn receive(entry: &Submission) -> Result<Start> {
 ///
 /// # Errors
 /// As accept4(2); `EINVAL` for fields that are not supported.
+#[inline(never)]
 pub fn accept(entry: &Submission) -> Result<Start> {
     let flags = OpenFlags::from_bits_retain(entry.operation_flags);
     let is_plain = (entry.length, entry.buffer, entry.priority, entry.splice_fd) == (0, 0, 0, 0);
@@ -276,6 +280,7 @@ pub fn accept(entry: &Submission) -> Result<Start> {
 ///
 /// # Errors
 /// As connect(2); `EINVAL` for fields that are not supported.
+#[inline(never)]
 pub fn connect(entry: &Submission) -> Result<Start> {
     let unused = (entry.length, entry.buffer, entry.priority, entry.operation_flags, entry.splice_fd);
     if unused != (0, 0, 0, 0, 0) {
@@ -295,6 +300,7 @@ pub fn connect(entry: &Submission) -> Result<Start> {
 ///
 /// # Errors
 /// As shutdown(2); `EINVAL` for fields that are not supported.
+#[inline(never)]
 pub fn shutdown(entry: &Submission) -> Result<Start> {
     let unused = (entry.offset, entry.address, entry.operation_flags, entry.buffer, entry.splice_fd);
     if unused != (0, 0, 0, 0, 0) {
