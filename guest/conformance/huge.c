@@ -4,6 +4,7 @@
  * their counters in /proc/vmstat. The machine has 512 MiB or more.
  */
 #include "promise.h"
+#include "setting.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -18,14 +19,8 @@ static int put(const char *name, const char *text)
 {
 	char path[200];
 	snprintf(path, sizeof path, ROOT "%s", name);
-	int file = open(path, O_WRONLY);
-	if (file < 0)
-		return 0;
-	int done = write(file, text, strlen(text)) == (ssize_t)strlen(text);
-	int error = errno;
-	close(file);
-	errno = error;
-	return done;
+	errno = stores(path, text);
+	return errno == 0;
 }
 
 /* The text of a file; empty where there is none. */

@@ -3,6 +3,7 @@
  * with 512 MiB or more on which nothing else uses the pool.
  */
 #include "promise.h"
+#include "setting.h"
 
 #ifndef MAP_HUGE_SHIFT
 #define MAP_HUGE_SHIFT 26
@@ -16,14 +17,8 @@ static const size_t HUGE = 2 << 20;
 
 static inline int put(const char *path, const char *text)
 {
-	int file = open(path, O_WRONLY | O_CLOEXEC);
-	if (file < 0)
-		return 0;
-	int done = write(file, text, strlen(text)) == (ssize_t)strlen(text);
-	int error = errno;
-	close(file);
-	errno = error;
-	return done;
+	errno = stores(path, text);
+	return errno == 0;
 }
 
 static inline long get(const char *path)
